@@ -1,0 +1,1 @@
+"""Judge room: rows and SLOs in, verdicts with reasons out. Pure functions, no I/O, no clock."""

@@ -1,0 +1,1 @@
+"""Merge room: raw files of a run in, Parquet and .hlog out, with the acceptance arithmetic and the reconciliation."""

@@ -1,0 +1,1 @@
+"""Plan room: plan.toml and dataset files in, ordered cells and prompts out. Plain Python, no sockets."""
