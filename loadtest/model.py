@@ -228,7 +228,7 @@ def to_json(value: Any) -> Any:
 
 def from_json(kind: type[T], value: Any) -> T:
     """The dataclass `kind` from what `to_json` gave. Raises TypeError on unknown or missing keys."""
-    return typing.cast(T, _revive(kind, value))
+    return typing.cast("T", _revive(kind, value))
 
 
 def _revive(kind: Any, value: Any) -> Any:

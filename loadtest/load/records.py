@@ -1,7 +1,7 @@
 """Schema of the raw request records that workers send and the master appends (`cells/<id>/worker-<n>.arrows`).
 
-One row per request that was sent (or dropped by an open-loop cap). The merge adds the cell's own columns. Units: `_ns` UNIX nanoseconds, `_us` durations
-in microseconds, null = not measured. No locust, no gevent here.
+One row per request that was sent (or dropped by an open-loop cap). The merge adds the cell's own columns.
+Units: `_ns` UNIX nanoseconds, `_us` durations in microseconds, null = not measured. No locust, no gevent here.
 """
 
 from __future__ import annotations

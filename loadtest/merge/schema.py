@@ -78,7 +78,7 @@ CELLS_SCHEMA = pa.schema(
         pa.field("req_block_rows", pa.int64()),
         pa.field("req_overrun_tokens", pa.int64()),  # known only where per-step counts exist
         pa.field("req_histogram", pa.list_(pa.int64())),
-        # acceptance from counter deltas over [window_start, window_end], summed over engines and replicas after the difference
+        # acceptance from counter deltas over [window_start, window_end]: each series first, then summed over engines
         pa.field("ctr_spec_steps", pa.float64()),
         pa.field("ctr_draft_tokens", pa.float64()),
         pa.field("ctr_accepted_tokens", pa.float64()),
