@@ -1,0 +1,5 @@
+"""`python -m loadtest` is the `loadtest` command."""
+
+from loadtest.cli import main
+
+main()

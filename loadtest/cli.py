@@ -1,0 +1,220 @@
+"""Command line. No logic: each command calls one function of a room and maps its outcome to text and exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadtest import __version__
+from loadtest.errors import EXIT_CRASH, EXIT_INCONCLUSIVE, EXIT_PASS, LoadtestError
+
+if TYPE_CHECKING:
+    from loadtest.run_folder import RunFolder
+
+PLAN = click.Path(path_type=Path, dir_okay=False)
+RUN = click.Path(path_type=Path, file_okay=False)
+EXITS = "Exit codes: 0 pass, 99 fail, 98 inconclusive, 2 usage or plan error, 1 crash."
+
+
+@click.group(epilog=EXITS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="loadtest")
+def cli() -> None:
+    """Decide, with evidence, whether a speculative-decoding config of vLLM may go to production.
+
+    \b
+    loadtest demo                 the whole job against the simulated server
+    loadtest init > plan.toml     a commented starter plan
+    loadtest run plan.toml        measure, merge, gate, report
+    """
+
+
+@cli.command()
+@click.option("--out", type=RUN, default=Path("reports"), show_default=True, help="Folder that gets the run folder.")
+def demo(out: Path) -> None:
+    """Run the main job against the simulated server: five methods, code and chat, concurrency 1, 8 and 32.
+
+    \b
+    Example: loadtest demo --out reports
+    The verdict of a simulated run is never PASS, so the exit code is 98 or 99.
+    """
+    from importlib.resources import files
+
+    with_plan = Path(str(files("loadtest.plan") / "demo.toml"))
+    sys.exit(_measure(_prepare(with_plan, out)))
+
+
+@cli.command()
+@click.option("-o", "--output", type=PLAN, help="Write to this file instead of standard output; never overwrites.")
+def init(output: Path | None) -> None:
+    """Write a commented starter plan.
+
+    \b
+    Example: loadtest init -o plan.toml
+    """
+    from loadtest.plan.starter import starter_plan
+
+    text = starter_plan()
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with output.open("x", encoding="utf-8") as f:
+            f.write(text)
+    except FileExistsError:
+        raise click.UsageError(f"{output} exists; give another name, or delete it first") from None
+    click.echo(f"wrote {output}; next: loadtest plan {output}", err=True)
+
+
+@cli.command()
+@click.argument("plan", type=PLAN)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def plan(plan: Path, as_json: bool) -> None:
+    """Print every cell in order, each config's command line, the requests each SLO needs, and the estimated time.
+
+    \b
+    Example: loadtest plan plan.toml --json | jq .cells
+    """
+    from loadtest.plan.describe import describe
+    from loadtest.plan.loader import load_plan
+
+    click.echo(describe(load_plan(plan), as_json))
+
+
+@cli.command()
+@click.argument("plan", type=PLAN, required=False)
+@click.option("--out", type=RUN, default=Path("reports"), show_default=True, help="Folder that gets the run folder.")
+@click.option("--resume", type=RUN, help="Continue this run folder with its first unfinished cell; needs no PLAN.")
+@click.option("--no-gate", is_flag=True, help="Measure and merge only; exit 0 when every cell was measured.")
+@click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
+def run(plan: Path | None, out: Path, resume: Path | None, no_gate: bool, on_inconclusive: str) -> None:
+    """Measure every cell of PLAN, merge, gate and report; ends with `run: PATH`.
+
+    \b
+    Example: loadtest run plan.toml --out reports
+             loadtest run --resume reports/20261129-120000-night
+    """
+    from loadtest.run_folder import RunFolder
+
+    if (plan is None) == (resume is None):
+        raise click.UsageError("give either a PLAN to start or --resume RUN to continue")
+    folder = _prepare(plan, out) if plan is not None else RunFolder(resume or out)
+    sys.exit(_measure(folder, gate_it=not no_gate, on_inconclusive=on_inconclusive))
+
+
+@cli.command()
+@click.argument("run", type=RUN)
+def merge(run: Path) -> None:
+    """Turn the raw files of RUN into Parquet and .hlog. Reads raw files only; can be repeated at any time.
+
+    \b
+    Example: loadtest merge reports/20261129-120000-night
+    """
+    from loadtest.merge.merge import merge_run
+
+    click.echo(merge_run(run).text())
+
+
+@cli.command()
+@click.argument("run", type=RUN)
+@click.option("--slo", type=PLAN, help="Judge against this SLO file instead of the plan's own criteria.")
+@click.option("--json", "as_json", is_flag=True, help="Print verdict.json.")
+@click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
+def gate(run: Path, slo: Path | None, as_json: bool, on_inconclusive: str) -> None:
+    """Judge a finished RUN again, without a server; writes verdict.json and the reports.
+
+    \b
+    Example: loadtest gate reports/20261129-120000-night --slo slo.toml
+    """
+    sys.exit(_gate(run, slo=slo, as_json=as_json, on_inconclusive=on_inconclusive))
+
+
+@cli.command()
+@click.argument("run", type=RUN)
+def report(run: Path) -> None:
+    """Write the reports of RUN again from its Parquet and its verdict.json; judges nothing.
+
+    \b
+    Example: loadtest report reports/20261129-120000-night
+    """
+    from loadtest.judge.verdict import read_verdict
+    from loadtest.merge.read import open_run
+    from loadtest.report.manager import write_reports
+
+    for path in write_reports(run, open_run(run), read_verdict(run / "verdict.json")):
+        click.echo(path)
+
+
+def _prepare(plan: Path, out: Path) -> RunFolder:
+    from loadtest.run import prepare
+
+    return prepare(plan, out)
+
+
+def _measure(folder: RunFolder, gate_it: bool = True, on_inconclusive: str = "fail") -> int:
+    from loadtest.merge.merge import merge_run
+    from loadtest.progress import reporter
+    from loadtest.run import drive
+
+    cells = folder.cells()
+    with reporter(len(cells)) as show:
+        show.note(f"run folder: {folder.path} ({len(cells)} cells)")
+        drive(folder, show)
+        show.status("merging")
+        merge_run(folder.path)
+    if gate_it:
+        code = _gate(folder.path, on_inconclusive=on_inconclusive)
+    else:
+        missing = [c.cell_id for c in cells if not folder.is_done(c)]
+        code = EXIT_CRASH if missing else EXIT_PASS
+    click.echo(f"run: {folder.path}")
+    return code
+
+
+def _gate(run: Path, slo: Path | None = None, as_json: bool = False, on_inconclusive: str = "fail") -> int:
+    from loadtest.judge.gate import judge_run
+    from loadtest.merge.read import open_run
+    from loadtest.plan.loader import load_slos
+    from loadtest.report.manager import terminal_text, write_reports
+    from loadtest.run_folder import RunFolder
+
+    slos = load_slos(slo) if slo is not None else RunFolder(run).slos()
+    data = open_run(run)
+    verdict = judge_run(data, slos)
+    write_reports(run, data, verdict)
+    if as_json:
+        click.echo(json.dumps(verdict.to_json(), ensure_ascii=False, indent=1, allow_nan=False))
+    else:
+        click.echo(terminal_text(data, verdict))
+    code = verdict.exit_code
+    if code == EXIT_INCONCLUSIVE and on_inconclusive == "warn":
+        click.echo("inconclusive, and --on-inconclusive warn was given: exit code 0. This is no PASS.", err=True)
+        return EXIT_PASS
+    return code
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Entry point: runs a command and maps errors of our tree to exit codes, with one clear line on stderr."""
+    try:
+        from loadtest.server.sim.command import sim_command
+
+        cli.add_command(sim_command, "sim")
+        return cli.main(args=argv, prog_name="loadtest")
+    except LoadtestError as e:
+        click.echo(f"loadtest: {e}", err=True)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        click.echo("loadtest: stopped; what was measured is kept, continue with --resume", err=True)
+        sys.exit(EXIT_CRASH)
+    except BrokenPipeError:
+        # The reader of our output went away (head, less): not an error of the run.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_CRASH)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Drives a plan: one server after the other, all cells of each, whatever happens to one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from loadtest.errors import LoadError, LoadtestError, ServerError
+from loadtest.load.launch import locust_argv
+from loadtest.model import LoadJob, to_json
+from loadtest.plan.cells import client_spec, expand, slos, target_spec
+from loadtest.plan.loader import load_plan
+from loadtest.plan.prompts import write_prompts
+from loadtest.progress import Reporter
+from loadtest.run_folder import RunFolder, ServerStart, create, write_json
+from loadtest.server.attach import attach
+from loadtest.server.launch import ServerProcess
+from loadtest.server.provenance import collect
+from loadtest.server.scraper import start_scraper
+
+POLL_S = 0.2
+"""How often the orchestrator looks at Locust and at the cells: often enough for a live line, cheap beside a run."""
+STOP_LOCUST_S = 20.0
+"""Grace for the Locust master after SIGTERM: it has to close the record files of the cell."""
+CELL_OVERHEAD_S = 120.0
+"""Allowance per cell on top of its own stages before Locust is called wedged: spawn, edge scrapes, settling."""
+
+
+class Server(Protocol):
+    """A started or attached server, as the load needs it."""
+
+    base_urls: tuple[str, ...]
+    metrics_urls: tuple[str, ...]
+    model_name: str
+    fingerprint: str | None
+
+    def stop(self) -> None:
+        """Free everything that the start took."""
+
+
+def prepare(plan_file: Path, root: Path) -> RunFolder:
+    """Validate a plan and make its run folder. Raises PlanError and DatasetError before anything starts."""
+    plan = load_plan(plan_file)
+    configs, cells = expand(plan)
+    run = create(
+        root,
+        plan_file,
+        name=plan.name,
+        plan=plan.model_dump(mode="json"),
+        target=target_spec(plan),
+        client=client_spec(plan),
+        configs=configs,
+        cells=cells,
+        slos=slos(plan),
+    )
+    prompt_files, mix_weights = write_prompts(plan, run.path)
+    run.update(prompt_files=prompt_files, mix_weights={k: list(v) for k, v in mix_weights.items()})
+    return run
+
+
+def drive(run: RunFolder, reporter: Reporter) -> None:
+    """Measure every cell that has no done.json yet. A config that fails is marked and the run goes on.
+
+    Raises LoadtestError when another process holds the run, KeyboardInterrupt after SIGINT or SIGTERM; both leave
+    what was measured in place for `--resume`.
+    """
+    with run.locked(), _signals_as_interrupt():
+        run.update(state="running")
+        try:
+            for start in run.starts():
+                _measure_start(run, start, reporter)
+        except BaseException:
+            run.update(state="interrupted", ended_ns=time.time_ns())
+            raise
+        missing = [c.cell_id for c in run.cells() if not run.is_done(c)]
+        run.update(state="incomplete" if missing else "complete", ended_ns=time.time_ns(), missing_cells=missing)
+
+
+def _measure_start(run: RunFolder, start: ServerStart, reporter: Reporter) -> None:
+    todo = tuple(c for c in start.cells if not run.is_done(c))
+    reporter.advance(sum(run.is_done(c) for c in run.cells()))
+    if not todo:
+        return
+    folder = run.path / "servers" / start.name
+    folder.mkdir(exist_ok=True)
+    (folder / "failed.json").unlink(missing_ok=True)
+    try:
+        with _server(run, start, folder, reporter) as server:
+            _measure_on(run, start, todo, server, folder, reporter)
+    except (ServerError, LoadError) as e:
+        reporter.note(f"{start.name}: {e}")
+        if not (folder / "failed.json").exists():
+            write_json(folder / "failed.json", {"reason": type(e).__name__, "diagnosis": str(e), "log_tail": ""})
+
+
+@contextmanager
+def _server(run: RunFolder, start: ServerStart, folder: Path, reporter: Reporter) -> Iterator[Server]:
+    config, target = start.config, run.target()
+    server: Server
+    if config.urls:
+        server = attach(config, target)
+    else:
+        process = ServerProcess(config, target, folder)
+        reporter.status(f"{start.name}: starting the server")
+        process.start(lambda text: reporter.status(f"{start.name}: starting the server | {text}"))
+        server = process
+    try:
+        yield server
+    finally:
+        reporter.status(f"{start.name}: stopping the server")
+        server.stop()
+
+
+def _measure_on(
+    run: RunFolder, start: ServerStart, todo: tuple[Any, ...], server: Server, folder: Path, reporter: Reporter
+) -> None:
+    facts = run.facts
+    provenance = collect(start.config, run.target(), server, folder)
+    write_json(folder / "provenance.json", provenance)
+    if provenance.get("contradictions"):
+        raise ServerError(
+            f"the server of {start.config.name} runs another config than the plan asked for: "
+            f"{', '.join(provenance['contradictions'])}; see {folder / 'provenance.json'}"
+        )
+    scraper = start_scraper(list(server.metrics_urls), folder, run.client().headers_env)
+    try:
+        job = LoadJob(
+            run_id=facts["run_id"],
+            run_dir=str(run.path.resolve()),
+            config=start.config,
+            base_urls=tuple(server.base_urls),
+            model_name=server.model_name,
+            api=run.target().api,
+            client=run.client(),
+            cells=todo,
+            prompt_files=facts["prompt_files"],
+            mix_weights={k: tuple(v) for k, v in facts["mix_weights"].items()},
+            scraper_socket=str(scraper.socket),
+            provenance_file=str((folder / "provenance.json").resolve()),
+            server_fingerprint=server.fingerprint,
+            simulated=bool(provenance.get("simulated")),
+        )
+        job_file = run.path / "jobs" / f"{start.name}.json"
+        write_json(job_file, to_json(job))
+        _run_locust(run, start, job, job_file, reporter)
+    finally:
+        scraper.stop()
+
+
+def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path, reporter: Reporter) -> None:
+    log = job_file.with_suffix(".locust.log")
+    env = {**os.environ, "LOADTEST_JOB": str(job_file), "LOADTEST_PARENT_PID": str(os.getpid())}
+    budget_s = sum(
+        c.warmup_s + (c.measure_s if c.measure_s is not None else c.max_measure_s) + c.drain_s + CELL_OVERHEAD_S
+        for c in job.cells
+    )
+    with log.open("ab") as out:
+        locust = subprocess.Popen(
+            locust_argv(job_file, job),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=env,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + budget_s
+    total = len(run.cells())
+    try:
+        while locust.poll() is None:
+            _show(run, start, total, reporter)
+            if time.monotonic() > deadline:
+                raise LoadError(f"Locust did not finish {start.name} within {budget_s:.0f} s; see {log}")
+            time.sleep(POLL_S)
+    finally:
+        _stop_group(locust)
+    _show(run, start, total, reporter)
+    left = [c.cell_id for c in job.cells if not run.is_done(c)]
+    if locust.returncode != 0 or left:
+        tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+        raise LoadError(
+            f"Locust ended with code {locust.returncode} and {len(left)} of {len(job.cells)} cells unfinished; "
+            f"see {log}. Last lines: {' / '.join(tail)}"
+        )
+
+
+def _show(run: RunFolder, start: ServerStart, total: int, reporter: Reporter) -> None:
+    done = [c for c in run.cells() if run.is_done(c)]
+    reporter.advance(len(done))
+    for cell in start.cells:
+        folder = run.cell_dir(cell)
+        if (folder / "cell.json").exists() and not (folder / "done.json").exists():
+            started_ns = json.loads((folder / "cell.json").read_text(encoding="utf-8")).get(
+                "started_ns", time.time_ns()
+            )
+            reporter.status(f"{cell.cell_id} | {max(0, time.time_ns() - started_ns) / 1e9:.0f} s")
+            return
+
+
+def _stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all of its session; a crash of the master must not leave workers behind."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_LOCUST_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+@contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that servers and Locust are stopped by the same `finally` blocks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(signum).name)
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,193 @@
+"""A run on disk: made once, found again, never measured twice. What each file holds: docs/architecture.md."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest import __version__
+from loadtest.errors import LoadtestError, RunFolderError
+from loadtest.model import SCHEMA_VERSION, Cell, ClientSpec, ConfigSpec, Slo, TargetSpec, from_json, to_json
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStart:
+    """One start of one server: the consecutive cells of one config, in order."""
+
+    number: int
+    config: ConfigSpec
+    cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        """`<nn>-<config>`, the name of its files under jobs/ and servers/."""
+        return f"{self.number:02d}-{self.config.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths and contents of one run."""
+
+    path: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """run.json. Raises RunFolderError where it is missing, broken or of another schema version."""
+        file = self.path / "run.json"
+        try:
+            facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(
+                f"{self.path} is no run folder: it has no run.json. Give the path after `run:`"
+            ) from None
+        except ValueError as e:
+            raise RunFolderError(f"{file} cannot be read as JSON ({e}); the run cannot be continued") from e
+        if facts.get("schema") != SCHEMA_VERSION:
+            raise RunFolderError(
+                f"{file} has schema {facts.get('schema')!r}; this version reads {SCHEMA_VERSION}. Use the loadtest version {facts.get('tool_version')!r}"
+            )
+        return facts
+
+    def update(self, **changes: Any) -> None:
+        """Change keys of run.json durably."""
+        write_json(self.path / "run.json", {**self.facts, **changes})
+
+    def configs(self) -> list[ConfigSpec]:
+        """All configs of the run, sweep expanded."""
+        return [from_json(ConfigSpec, c) for c in self.facts["configs"]]
+
+    def cells(self) -> list[Cell]:
+        """All cells in order of measurement."""
+        return [from_json(Cell, c) for c in self.facts["cells"]]
+
+    def slos(self) -> list[Slo]:
+        """The criteria that the plan named."""
+        return [from_json(Slo, s) for s in self.facts["slos"]]
+
+    def target(self) -> TargetSpec:
+        """What every config serves."""
+        return from_json(TargetSpec, self.facts["target"])
+
+    def client(self) -> ClientSpec:
+        """How the client sends."""
+        return from_json(ClientSpec, self.facts["client"])
+
+    def starts(self) -> list[ServerStart]:
+        """Server starts in order: a new one wherever the config or the repeat changes."""
+        configs = {c.name: c for c in self.configs()}
+        groups: list[list[Cell]] = []
+        for cell in self.cells():
+            if groups and (groups[-1][-1].config, groups[-1][-1].repeat) == (cell.config, cell.repeat):
+                groups[-1].append(cell)
+            else:
+                groups.append([cell])
+        return [ServerStart(i, configs[g[0].config], tuple(g)) for i, g in enumerate(groups)]
+
+    def cell_dir(self, cell: Cell) -> Path:
+        """Folder of one cell."""
+        return self.path / "cells" / cell.cell_id
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether the cell was measured to its end."""
+        return (self.cell_dir(cell) / "done.json").exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for this process; the lock goes with the process, however it dies."""
+        with (self.path / ".lock").open("w") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LoadtestError(
+                    f"{self.path} is being measured by another process; wait for it or stop it"
+                ) from None
+            yield
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON so that a crash leaves the old or the new file, never half of one."""
+    tmp = path.with_name(path.name + ".tmp")
+    with tmp.open("w", encoding="utf-8") as f:
+        json.dump(value, f, ensure_ascii=False, indent=1, allow_nan=False)
+        f.flush()
+        os.fsync(f.fileno())
+    tmp.replace(path)
+
+
+def host_facts() -> dict[str, Any]:
+    """Where the load came from."""
+    cpu = ""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = re.search(r"^model name\s*:\s*(.*)$", info.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        cpu = found[1] if found else ""
+    return {
+        "hostname": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+    }
+
+
+def create(
+    root: Path,
+    plan_file: Path,
+    *,
+    name: str,
+    plan: dict[str, Any],
+    target: TargetSpec,
+    client: ClientSpec,
+    configs: list[ConfigSpec],
+    cells: list[Cell],
+    slos: list[Slo],
+) -> RunFolder:
+    """Make `root/<UTC time>-<name>/` with run.json and a copy of the plan. Raises FileExistsError never: ids are unique."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    for attempt in range(100):
+        path = root / (f"{stamp}-{slug}" if attempt == 0 else f"{stamp}-{slug}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+    else:
+        raise LoadtestError(f"no free run folder below {root} for {stamp}-{slug}")
+    for sub in ("cells", "jobs", "servers", "prompts"):
+        (path / sub).mkdir()
+    shutil.copyfile(plan_file, path / "plan.toml")
+    canonical = json.dumps(plan, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    write_json(
+        path / "run.json",
+        {
+            "schema": SCHEMA_VERSION,
+            "tool_version": __version__,
+            "run_id": path.name,
+            "plan": plan,
+            "plan_sha256": hashlib.sha256(canonical).hexdigest(),
+            "target": to_json(target),
+            "client": to_json(client),
+            "configs": to_json(configs),
+            "cells": to_json(cells),
+            "slos": to_json(slos),
+            "host": host_facts(),
+            "simulated": any(c.sim is not None for c in configs),
+            "started_ns": time.time_ns(),
+            "ended_ns": None,
+            "state": "created",
+        },
+    )
+    return RunFolder(path)
