@@ -9,12 +9,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from loadtest.errors import LoadError, LoadtestError, ServerError
+from loadtest.errors import LoadError, ServerError
 from loadtest.load.launch import locust_argv
 from loadtest.model import LoadJob, to_json
 from loadtest.plan.cells import client_spec, expand, slos, target_spec
@@ -173,16 +173,15 @@ def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path
             start_new_session=True,
         )
     deadline = time.monotonic() + budget_s
-    total = len(run.cells())
     try:
         while locust.poll() is None:
-            _show(run, start, total, reporter)
+            _show(run, start, reporter)
             if time.monotonic() > deadline:
                 raise LoadError(f"Locust did not finish {start.name} within {budget_s:.0f} s; see {log}")
             time.sleep(POLL_S)
     finally:
         _stop_group(locust)
-    _show(run, start, total, reporter)
+    _show(run, start, reporter)
     left = [c.cell_id for c in job.cells if not run.is_done(c)]
     if locust.returncode != 0 or left:
         tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
@@ -192,9 +191,8 @@ def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path
         )
 
 
-def _show(run: RunFolder, start: ServerStart, total: int, reporter: Reporter) -> None:
-    done = [c for c in run.cells() if run.is_done(c)]
-    reporter.advance(len(done))
+def _show(run: RunFolder, start: ServerStart, reporter: Reporter) -> None:
+    reporter.advance(sum(run.is_done(c) for c in run.cells()))
     for cell in start.cells:
         folder = run.cell_dir(cell)
         if (folder / "cell.json").exists() and not (folder / "done.json").exists():
@@ -214,10 +212,8 @@ def _stop_group(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 @contextmanager

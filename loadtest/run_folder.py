@@ -56,7 +56,8 @@ class RunFolder:
             raise RunFolderError(f"{file} cannot be read as JSON ({e}); the run cannot be continued") from e
         if facts.get("schema") != SCHEMA_VERSION:
             raise RunFolderError(
-                f"{file} has schema {facts.get('schema')!r}; this version reads {SCHEMA_VERSION}. Use the loadtest version {facts.get('tool_version')!r}"
+                f"{file} has schema {facts.get('schema')!r}; this version reads {SCHEMA_VERSION}. "
+                f"Use loadtest {facts.get('tool_version')}, which wrote it"
             )
         return facts
 
@@ -154,7 +155,7 @@ def create(
     cells: list[Cell],
     slos: list[Slo],
 ) -> RunFolder:
-    """Make `root/<UTC time>-<name>/` with run.json and a copy of the plan. Raises FileExistsError never: ids are unique."""
+    """Make `root/<UTC time>-<name>/` with run.json and a copy of the plan; never an existing folder."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
     for attempt in range(100):
