@@ -1,0 +1,260 @@
+"""The payload of an answer -> what it says: tokens per chunk, text, usage, finish reason, errors. Pure; knows no times.
+
+A chunk carries tokens where it has text on any channel (content, reasoning, tool call, refusal). A role-only or empty
+chunk does not; the one exception is a finishing chunk whose running usage or token_ids say that a token without text
+(end of sequence) came with it. Tokens of a chunk: growth of the running usage, else token_ids, else logprobs entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from loadtest.load.block import find_block
+from loadtest.load.request import clean
+from loadtest.load.sse import Event
+
+ABORTED_REASONS = frozenset({"abort", "error"})
+"""Finish reasons by which vLLM says that it gave the request up."""
+_SHOWN = 200  # characters of a foreign text in an error: enough to recognise it, short enough for a table
+
+
+@dataclass(slots=True)
+class Answer:
+    """What an answer says. Lists run over the chunks that carry tokens."""
+
+    ends: list[int] = field(default_factory=list)
+    """Offset in the body just past each token-carrying event."""
+    tokens: list[int | None] = field(default_factory=list)
+    """Tokens of each; None = not told."""
+    visible_at: int | None = None
+    """Index of the first chunk with something else than reasoning."""
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    """Names and argument pieces of tool calls, in order."""
+    finish: dict[int, str] = field(default_factory=dict)
+    """Choice index -> finish reason."""
+    indexes: set[int] = field(default_factory=set)
+    usage: dict[str, Any] | None = None
+    usage_final: bool = False
+    """The usage came without choices, after the last token."""
+    meta: dict[str, str | None] = field(default_factory=dict)
+    """id, model, system_fingerprint."""
+    metrics: dict[str, Any] | None = None
+    block: Any = None
+    done: bool = False
+    error: str | None = None
+    """An error that the server reported inside the answer."""
+    bad: str | None = None
+    """Why the payload cannot be read."""
+    cut: bool = False
+    """The last event ends in the middle."""
+    any_event: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+def loads(data: bytes) -> Any:
+    """JSON as lenient as a server may be wrong: NaN, lone surrogates and broken UTF-8 pass. Raises ValueError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data.decode("utf-8", "replace"))
+
+
+def shown(data: bytes | str) -> str:
+    """The beginning of a foreign text for an error message."""
+    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+    text = " ".join(clean(text).split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def error_of(value: Any) -> str | None:
+    """The error that a JSON answer reports, in words; None where it reports none (`"error": null` is none)."""
+    if not isinstance(value, dict):
+        return None
+    error = value.get("error")
+    if error is None or error is False:
+        if value.get("object") != "error":
+            return None
+        error = value
+    if isinstance(error, dict):
+        words = [str(error[k]) for k in ("type", "code") if error.get(k) is not None]
+        message = error.get("message") or error.get("detail") or orjson.dumps(error, default=str).decode()
+        return shown(f"{' '.join(words)}: {message}" if words else str(message))
+    return shown(str(error)) or "error"
+
+
+def read_stream(events: Sequence[Event]) -> Answer:
+    """Reads the events of a stream."""
+    answer = Answer()
+    counted = 0  # running completion_tokens up to the last token-carrying chunk
+    usage_runs = False  # the previous chunk with a choice had a usage: it is a running one
+    for end, name, data, terminated in events:
+        text = data.strip()
+        if text == b"[DONE]":
+            answer.done = answer.any_event = True
+            continue
+        if not text:
+            continue
+        answer.any_event = True
+        try:
+            event = loads(text)
+        except ValueError:
+            if name == b"error":
+                answer.error = answer.error or shown(data)
+            elif not terminated:
+                answer.cut = True
+            else:
+                answer.bad = answer.bad or f"event is no JSON: {shown(data)}"
+            continue
+        if not isinstance(event, dict):
+            answer.bad = answer.bad or f"event is no JSON object: {shown(data)}"
+            continue
+        if "error" in event or name == b"error" or event.get("object") == "error":
+            problem = error_of(event) or (shown(data) if name == b"error" else None)
+            if problem:
+                answer.error = answer.error or problem
+                continue
+        choices = event.get("choices") or ()
+        usage = event.get("usage")
+        total = None
+        if isinstance(usage, dict):
+            answer.usage, answer.usage_final = usage, not choices
+            total = usage.get("completion_tokens")
+            if not isinstance(total, int):
+                total = None
+        # Without include_usage the fingerprint rides on the last content chunk.
+        if not choices or not answer.meta.get("id") or "system_fingerprint" in event or "metrics" in event:
+            _read_meta(answer, event)
+        for choice in choices:
+            if not isinstance(choice, dict):
+                answer.bad = answer.bad or f"choice is no JSON object: {shown(data)}"
+                continue
+            has_text, visible, listed = _read_choice(answer, choice)
+            tokens = listed
+            if total is not None and len(choices) == 1:
+                tokens = total - counted
+                if tokens < 0:
+                    answer.warnings.append("usage_not_monotonic")
+                    tokens = None
+            closing = bool(choice.get("finish_reason")) and bool(tokens) and (usage_runs or bool(listed))
+            if has_text or closing:
+                if visible and answer.visible_at is None:
+                    answer.visible_at = len(answer.ends)
+                answer.ends.append(end)
+                answer.tokens.append(tokens)
+                if total is not None:
+                    counted = total
+        if choices:
+            usage_runs = total is not None
+    if len(answer.indexes) > 1:  # the running usage is each choice's own: chunks cannot be told apart
+        answer.warnings.append("several_choices")
+        answer.tokens = [None] * len(answer.ends)
+    return answer
+
+
+def read_json(value: Any) -> Answer:
+    """Reads a non-streaming answer."""
+    answer = Answer()
+    answer.error = error_of(value)
+    choices = value.get("choices") if isinstance(value, dict) else None
+    if answer.error:
+        return answer
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, dict) for c in choices):
+        answer.bad = f"answer has no choices: {shown(orjson.dumps(value, default=str))}"
+        return answer
+    answer.any_event = answer.done = True
+    usage = value.get("usage")
+    if isinstance(usage, dict):
+        answer.usage, answer.usage_final = usage, True
+    _read_meta(answer, value)
+    for choice in choices:
+        _read_choice(answer, choice)
+        if not isinstance(choice.get("message"), dict) and not isinstance(choice.get("text"), str):
+            answer.bad = answer.bad or "answer has a choice without a message or text"
+    if len(answer.indexes) > 1:
+        answer.warnings.append("several_choices")
+    return answer
+
+
+def _read_meta(answer: Answer, event: dict[str, Any]) -> None:
+    for key in ("id", "model", "system_fingerprint"):
+        value = event.get(key)
+        if isinstance(value, str) and value:
+            answer.meta[key] = clean(value)
+    metrics = event.get("metrics")
+    if isinstance(metrics, dict):
+        answer.metrics = metrics
+    block = find_block(event)
+    if block is not None:
+        answer.block = block
+
+
+def _read_choice(answer: Answer, choice: dict[str, Any]) -> tuple[bool, bool, int | None]:
+    """Takes one choice in. -> (has text, some of it is not reasoning, tokens that it lists itself or None)."""
+    index = choice.get("index") or 0
+    if not isinstance(index, int):
+        index = 0
+    answer.indexes.add(index)
+    reason = choice.get("finish_reason")
+    if isinstance(reason, str) and reason:
+        answer.finish[index] = reason
+    delta = choice.get("delta") or choice.get("message")
+    visible = thinking = False
+    if isinstance(delta, dict):
+        content = _text(delta.get("content")) or _text(delta.get("refusal"))
+        # Some versions send the same reasoning under both names.
+        thought = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+        if thought:
+            thinking = True
+            if index == 0:
+                answer.reasoning.append(thought)
+        if delta.get("tool_calls") or delta.get("function_call"):
+            pieces = _tool_pieces(delta)
+            visible = bool(pieces)
+            if index == 0:
+                answer.tools += pieces
+    else:
+        content = _text(choice.get("text"))
+    if content:
+        visible = True
+        if index == 0:
+            answer.content.append(content)
+    return visible or thinking, visible, _listed(choice)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):  # content parts
+        return "".join(p["text"] for p in value if isinstance(p, dict) and isinstance(p.get("text"), str))
+    return ""
+
+
+def _tool_pieces(delta: dict[str, Any]) -> list[str]:
+    calls = delta.get("tool_calls")
+    functions = [c.get("function") for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+    functions.append(delta.get("function_call"))
+    pieces = []
+    for function in functions:
+        if isinstance(function, dict):
+            pieces += [v for k in ("name", "arguments") if isinstance(v := function.get(k), str) and v]
+    return pieces
+
+
+def _listed(choice: dict[str, Any]) -> int | None:
+    """Tokens that a choice lists one by one: token_ids, else logprobs."""
+    ids = choice.get("token_ids")
+    if isinstance(ids, list):
+        return len(ids)
+    logprobs = choice.get("logprobs")
+    if isinstance(logprobs, dict):
+        entries = logprobs.get("content") or logprobs.get("tokens")
+        if isinstance(entries, list):
+            return len(entries)
+    return None
