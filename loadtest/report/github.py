@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from loadtest.judge.verdict import Verdict
 from loadtest.report.summary import banners, scope_text, table
 
@@ -36,7 +34,7 @@ def step_summary(verdict: Verdict) -> bytes:
     return content if len(content) <= MAX_BYTES else content[:MAX_BYTES].rsplit(b"\n", 1)[0] + b"\n\ncut to fit\n"
 
 
-def annotations(verdict: Verdict) -> list[str]:
+def annotation_lines(verdict: Verdict) -> list[str]:
     """`::error` lines for the worst criteria, at most three."""
     bad = [c for s in ("FAIL", "INCONCLUSIVE") for c in verdict.checks if c.gating and c.status == s]
     return [
@@ -51,6 +49,3 @@ def _message(text: str) -> str:
 
 def _property(text: str) -> str:
     return _message(text).replace(":", "%3A").replace(",", "%2C")
-
-
-__all__: Sequence[str] = ("annotations", "step_summary")

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from loadtest.judge.verdict import Verdict
 from loadtest.merge.read import RunData
@@ -30,15 +31,7 @@ def render(data: RunData, rows: Sequence[Row], verdict: Verdict) -> bytes:
     env.globals.update(in_unit=in_unit, scope_text=summary.scope_text, NOT_MEASURED=NOT_MEASURED)
     template = env.from_string(_text("page.html"))
     quality = summary.quality_of(verdict)
-    results = [
-        (
-            r,
-            summary.result_cells(
-                r, "reference" if r.is_baseline else quality.get((r.config, r.mix, r.sampling), NOT_MEASURED)
-            ),
-        )
-        for r in rows
-    ]
+    results = [(r, summary.result_cells(r, summary.quality_cell(r, quality))) for r in rows]
     order = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
     page = template.render(
         run=data.run,
@@ -49,9 +42,9 @@ def render(data: RunData, rows: Sequence[Row], verdict: Verdict) -> bytes:
         sides=side_by_side(data.path),
         bundled=summary.BUNDLED,
         claim={"p99": P99_CLAIM_N, "p95": P95_CLAIM_N},
-        css=jinja2.utils.markupsafe.Markup(_text("page.css")),
-        script=jinja2.utils.markupsafe.Markup(_text("page.js")),
-        figures=jinja2.utils.markupsafe.Markup(_embed(chart_data(rows, verdict))),
+        css=Markup(_text("page.css")),
+        script=Markup(_text("page.js")),
+        figures=Markup(_embed(chart_data(rows, verdict))),
         plotly=plotly_gz_base64(),
     )
     return page.encode()

@@ -54,7 +54,8 @@ def render(verdict: Verdict) -> bytes:
     }
     root.attrib.update({k: str(v) for k, v in total.items()})
     ET.indent(root)
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    content: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content
 
 
 def _suites(checks: Iterable[Check]) -> list[tuple[str, list[Check]]]:

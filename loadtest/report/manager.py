@@ -119,5 +119,5 @@ def _tell_github(verdict: Verdict, step_summary: bytes) -> None:
         return
     with Path(target).open("ab") as f:
         f.write(step_summary + b"\n")
-    for line in github.annotations(verdict):
+    for line in github.annotation_lines(verdict):
         print(line)

@@ -16,7 +16,10 @@ SIMULATED = (
 SYNTHETIC = (
     "**SYNTHETIC ACCEPTANCE**: the server was told which drafts to accept. No figure here may decide a deployment."
 )
-BUNDLED = "Figures on the bundled sample prompts check the process; a verdict for a business needs its own, larger prompt set."
+BUNDLED = (
+    "Figures on the bundled sample prompts check the process; "
+    "a verdict for a business needs its own, larger prompt set."
+)
 MAX_CHECKS = 200
 """Rows of the criteria table at most; verdict.json has all."""
 
@@ -27,7 +30,7 @@ def render(run: dict[str, Any], rows: Sequence[Row], verdict: Verdict) -> bytes:
     lines += [s for s in banners(verdict) for s in (s, "")]
     lines += [verdict.sentence, ""]
     lines += _decisions(verdict)
-    lines += ["## Results by data set and scheme", "", *_results(rows), ""]
+    lines += ["## Results by data set and scheme", "", *_results(rows, verdict), ""]
     lines += ["## Criteria", "", *_checks(verdict.checks), ""]
     lines += _reasons(verdict)
     lines += ["## Where this comes from", "", *_origin(run), ""]
@@ -94,7 +97,7 @@ def result_cells(row: Row, quality: str) -> list[str]:
 
 def quality_of(verdict: Verdict) -> dict[tuple[str, str, str], str]:
     """(config, mix, sampling) -> the answer to "is the output right?"."""
-    out = {}
+    out: dict[tuple[str, str, str], str] = {}
     for d in verdict.decisions:
         question = next((q for q in d.questions if q.key == "output"), None)
         if question is not None:
@@ -102,15 +105,22 @@ def quality_of(verdict: Verdict) -> dict[tuple[str, str, str], str]:
     return out
 
 
-def _results(rows: Sequence[Row]) -> list[str]:
-    return [
-        "Repeats are pooled (sums first, divided last; percentiles from all rows together). Every figure is a point "
-        "estimate over the n of its line; intervals stand with the criteria below. A/D = accepted over drafted tokens, "
-        "1+A/S = mean acceptance length of drafted steps (not tokens per step), coverage = share of output tokens from "
-        "drafted steps. Chunk gaps are not token times and are not in this table.",
-        "",
-        *table(RESULT_HEADER, [result_cells(r, "see decisions" if not r.is_baseline else "reference") for r in rows]),
-    ]
+RESULTS_NOTE = (
+    "Repeats are pooled (sums first, divided last; percentiles from all rows together). Every figure is a point "
+    "estimate over the n of its line; intervals stand with the criteria below. A/D = accepted over drafted tokens, "
+    "1+A/S = mean acceptance length of drafted steps (not tokens per step), coverage = share of output tokens from "
+    "drafted steps. Chunk gaps are not token times and are not in this table. Quality: is the output right?"
+)
+
+
+def quality_cell(row: Row, quality: dict[tuple[str, str, str], str]) -> str:
+    """The answer to "is the output right?" for one line; the baseline is what it is compared with."""
+    return "reference" if row.is_baseline else quality.get((row.config, row.mix, row.sampling), NOT_MEASURED)
+
+
+def _results(rows: Sequence[Row], verdict: Verdict) -> list[str]:
+    quality = quality_of(verdict)
+    return [RESULTS_NOTE, "", *table(RESULT_HEADER, [result_cells(r, quality_cell(r, quality)) for r in rows])]
 
 
 def _decisions(verdict: Verdict) -> list[str]:
@@ -120,10 +130,9 @@ def _decisions(verdict: Verdict) -> list[str]:
     rows = []
     for d in verdict.decisions:
         label = d.decision + (f" {d.up_to}" if d.up_to else "")
-        answers = {q.key: q.answer for q in d.questions}
-        rows.append(
-            [d.config, d.mix, d.sampling, label, *(answers.get(k, "not known") for k in ("output", "candidates", "pays", "slo")), d.sentence]
-        )  # fmt: skip
+        answers: dict[str, str] = {q.key: q.answer for q in d.questions}
+        words = [answers.get(k, "not known") for k in ("output", "candidates", "pays", "slo")]
+        rows.append([d.config, d.mix, d.sampling, label, *words, d.sentence])
     header = (
         "config",
         "mix",
@@ -195,5 +204,5 @@ def _origin(run: dict[str, Any]) -> list[str]:
         f"* run `{run['run_id']}`, plan sha256 `{run['plan_sha256']}`, loadtest {run['tool_version']}",
         f"* load from {host.get('cpu') or 'an unnamed CPU'}, {host.get('cores')} cores, Python {host.get('python')}",
         f"* {BUNDLED}",
-        "* recompute: `loadtest merge RUN` from the raw files, `loadtest gate RUN` from the Parquet, or any SQL over `requests/`",
+        "* recompute: `loadtest merge RUN` from the raw files, `loadtest gate RUN` from the Parquet, or SQL over `requests/`",
     ]

@@ -196,7 +196,8 @@ def _gaps(offsets: Any) -> np.ndarray[Any, Any]:
     if len(flat) < 2:
         return np.empty(0)
     parents = np.repeat(np.arange(len(offsets)), np.asarray(offsets.value_lengths()))
-    return np.diff(flat)[parents[1:] == parents[:-1]]
+    gaps: np.ndarray[Any, Any] = np.diff(flat)[parents[1:] == parents[:-1]]
+    return gaps
 
 
 def _name(q: float) -> str:
