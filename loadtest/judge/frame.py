@@ -1,0 +1,139 @@
+"""Request rows as numpy arrays, by cell and in start order: one read of the columns that the judge needs.
+
+Strings become integer codes, nulls become NaN (or -1 for codes), so a million requests need a few hundred MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+NUMBERS = (
+    "send_ns", "end_ns", "first_token_ns", "last_token_ns", "ttft_us", "ttft_visible_us", "tpot_us", "e2e_us", "e2e_intended_us",
+    "completion_tokens", "chunks", "spec_steps", "draft_tokens", "accepted_tokens",
+)  # fmt: skip
+CODES = ("prompt_id", "stratum", "outcome", "phase")
+
+
+class RunLike(Protocol):
+    """What the judge needs of a merged run (`loadtest.merge.read.RunData`)."""
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """run.json."""
+
+    @property
+    def cells(self) -> pa.Table:
+        """Rows of CELLS_SCHEMA."""
+
+    def requests(self, columns: list[str] | None = None, filter: Any = None) -> pa.Table:  # noqa: A002 - pyarrow's word
+        """Rows of REQUESTS_SCHEMA, of these columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of one or more cells, in start order within each cell."""
+
+    columns: dict[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.columns["ok"])
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def take(self, mask: Bools) -> Rows:
+        """The rows where mask is true."""
+        return Rows({k: v[mask] for k, v in self.columns.items()})
+
+    @staticmethod
+    def concat(parts: Sequence[Rows]) -> Rows:
+        """Rows of several cells, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return Rows({k: np.concatenate([p.columns[k] for p in parts]) for k in parts[0].columns})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All rows of a run. `names` gives the strings behind the codes of a column."""
+
+    columns: dict[str, Array]
+    spans: dict[str, slice]
+    """cell_id -> its rows."""
+    names: dict[str, list[str]]
+
+    def cell(self, cell_id: str) -> Rows:
+        """Rows of the measured window that were sent; empty where the cell has none."""
+        rows = self.all_phases(cell_id)
+        return rows.take(rows["measured"])
+
+    def all_phases(self, cell_id: str) -> Rows:
+        """Rows of warm-up, window and drain."""
+        span = self.spans.get(cell_id, slice(0, 0))
+        return Rows({k: v[span] for k, v in self.columns.items()})
+
+    def strata(self, rows: Rows) -> list[str]:
+        """Names of the strata present, sorted."""
+        return sorted(self.names["stratum"][code] for code in np.unique(rows["stratum"]) if code >= 0)
+
+    def in_stratum(self, rows: Rows, stratum: str) -> Rows:
+        """The rows of one stratum."""
+        return rows.take(rows["stratum"] == self.names["stratum"].index(stratum))
+
+
+def load_frame(data: RunLike) -> Frame:
+    """Read the columns that the judge needs, once; sorted by cell and start."""
+    table = data.requests(["cell_id", *CODES, *NUMBERS, "turn", "first_chunk_merged"])
+    columns: dict[str, Array] = {name: _numbers(table[name]) for name in NUMBERS}
+    names: dict[str, list[str]] = {}
+    for name in CODES:
+        columns[name], names[name] = _codes(table[name])
+    cell_codes, cell_names = _codes(table["cell_id"])
+    columns["merged"] = _flag(table["first_chunk_merged"])
+    turn = np.nan_to_num(_numbers(table["turn"])).astype(np.int64)
+    # A later turn of a conversation is a prompt of its own: it pairs with the same turn only.
+    columns["pair_key"] = columns["prompt_id"].astype(np.int64) * (int(turn.max(initial=0)) + 1) + turn
+    del table
+    columns["ok"] = columns["outcome"] == _code_of(names["outcome"], "ok")
+    columns["measured"] = (columns["phase"] == _code_of(names["phase"], "measure")) & np.isfinite(columns["send_ns"])
+    order = np.lexsort((columns["send_ns"], cell_codes))
+    if not np.array_equal(order, np.arange(len(order))):
+        columns = {k: v[order] for k, v in columns.items()}
+        cell_codes = cell_codes[order]
+    edges = np.searchsorted(cell_codes, np.arange(len(cell_names) + 1))
+    spans = {name: slice(int(edges[i]), int(edges[i + 1])) for i, name in enumerate(cell_names)}
+    return Frame(columns, spans, names)
+
+
+def _numbers(column: pa.ChunkedArray) -> Floats:
+    """Nulls become NaN. A double holds UNIX nanoseconds to 256 ns, which start order and slices can bear."""
+    return np.asarray(pc.cast(column, pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+
+
+def _flag(column: pa.ChunkedArray) -> Bools:
+    return np.asarray(pc.fill_null(column, False).to_numpy(), dtype=np.bool_)
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.unify_dictionaries().combine_chunks()
+    codes = np.asarray(pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int32)
+    return codes, encoded.dictionary.to_pylist()
+
+
+def _code_of(names: list[str], wanted: str) -> int:
+    return names.index(wanted) if wanted in names else -2

@@ -1,0 +1,110 @@
+"""Two configs on the same prompts: ratios of latencies, paired by prompt (and turn) and by repeat.
+
+Prompts differ far more than configs do, so each prompt is its own control: the statistic is the mean log ratio over
+prompts, shown as a ratio. Where several repeats exist, repeats are resampled first and prompts within them, because a
+server start is a source of variation of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.judge import orderstats
+from loadtest.judge.frame import Array, Floats, Rows
+from loadtest.judge.ratios import BOOTSTRAPS, MIN_CLUSTERS, weights
+from loadtest.judge.verdict import RatioEstimate
+
+RATIOS = ("tpot", "e2e", "ttft", "output_rate")
+_COLUMNS = {
+    "tpot": "tpot_us", "e2e": "e2e_us", "ttft": "ttft_us", "ttft_visible": "ttft_visible_us", "e2e_intended": "e2e_intended_us",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Log ratios candidate / baseline of the prompts that both sides served, of one repeat."""
+
+    keys: Array
+    logs: Floats
+    unpaired: int
+    """Prompts that only one side served with a usable value."""
+
+
+def request_values(rows: Rows, name: str) -> Floats:
+    """The value of each request under the name of a ratio; NaN where not served or not positive."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = rows["completion_tokens"] / rows["e2e_us"] if name == "output_rate" else rows[_COLUMNS[name]]
+    return np.where(rows["ok"] & np.isfinite(value) & (value > 0), value, np.nan)
+
+
+def _mean_logs(rows: Rows, name: str) -> tuple[Array, Floats]:
+    values = request_values(rows, name)
+    known = ~np.isnan(values)
+    keys, index, times = np.unique(rows["pair_key"][known], return_inverse=True, return_counts=True)
+    return keys, np.bincount(index, np.log(values[known]), minlength=len(keys)) / times
+
+
+def pair(base: Rows, cand: Rows, name: str) -> Pairs:
+    """Pair by prompt; passes over the same prompt are averaged (in logs) within each side first."""
+    base_keys, base_logs = _mean_logs(base, name)
+    cand_keys, cand_logs = _mean_logs(cand, name)
+    keys, i, j = np.intersect1d(base_keys, cand_keys, assume_unique=True, return_indices=True)
+    return Pairs(keys, cand_logs[j] - base_logs[i], len(base_keys) + len(cand_keys) - 2 * len(keys))
+
+
+def boot_means(repeats: Sequence[Pairs], seed: int) -> Floats:
+    """(BOOTSTRAPS,) means of the log ratio: repeats are drawn first, then prompts within each drawn repeat."""
+    repeats = [r for r in repeats if len(r.logs)]
+    count = len(repeats)
+    means = np.empty((BOOTSTRAPS, count, count))
+    for slot in range(count):
+        for k, one in enumerate(repeats):
+            n = len(one.logs)
+            if n > _LARGE:  # the mean of so many is normal; no matrix needed
+                rng = np.random.default_rng([seed, slot, k])
+                means[:, slot, k] = one.logs.mean() + rng.standard_normal(BOOTSTRAPS) * one.logs.std(
+                    ddof=1
+                ) / math.sqrt(n)
+            else:
+                means[:, slot, k] = weights(n, seed + slot) @ one.logs / n
+    drawn = np.random.default_rng([seed, count]).integers(0, count, size=(BOOTSTRAPS, count))
+    return np.asarray(np.take_along_axis(means, drawn[:, :, None], axis=2)[:, :, 0].mean(axis=1))
+
+
+_LARGE = 1000
+
+
+def paired_ratio(name: str, repeats: Sequence[Pairs], confidence: float, seed: int) -> RatioEstimate:
+    """Ratio candidate / baseline (geometric mean over prompts, repeats weighing alike) with a two-sided interval."""
+    repeats = [r for r in repeats if len(r.logs)]
+    pairs = sum(len(r.logs) for r in repeats)
+    if not repeats:
+        return RatioEstimate(name, None, None, None, confidence, 0, "no prompt was served by both sides")
+    estimate = math.exp(float(np.mean([r.logs.mean() for r in repeats])))
+    if min(len(r.logs) for r in repeats) < MIN_CLUSTERS:
+        return RatioEstimate(name, estimate, None, None, confidence, pairs, f"no interval below {MIN_CLUSTERS} prompts")
+    tail = (1.0 - confidence) / 2.0
+    lower, upper = (math.exp(v) for v in np.quantile(boot_means(repeats, seed), [tail, 1.0 - tail]))
+    method = "bootstrap over prompts" if len(repeats) == 1 else "bootstrap over repeats, then prompts"
+    return RatioEstimate(name, estimate, lower, upper, confidence, pairs, method)
+
+
+def median_ratio(repeats: Sequence[Pairs], confidence: float) -> tuple[float | None, float | None, float | None, int]:
+    """(estimate, lower, upper, prompts) of the median ratio over prompts; exact one-sided rank bounds.
+
+    A prompt that several repeats share counts once, with the mean of its log ratios.
+    """
+    keys = np.concatenate([r.keys for r in repeats]) if repeats else np.empty(0)
+    if len(keys) == 0:
+        return None, None, None, 0
+    logs = np.concatenate([r.logs for r in repeats])
+    _, index, times = np.unique(keys, return_inverse=True, return_counts=True)
+    values = np.sort(np.bincount(index, logs) / times)
+    n = len(values)
+    low, high = orderstats.lower_bound_rank(n, 0.5, confidence), orderstats.upper_bound_rank(n, 0.5, confidence)
+    bounds = [None if rank is None else math.exp(float(values[rank - 1])) for rank in (low, high)]
+    return math.exp(float(np.median(values))), bounds[0], bounds[1], n

@@ -1,0 +1,239 @@
+"""What the gate says, as frozen dataclasses; `to_json` gives strict JSON (docs/verdict.schema.json).
+
+Schema history: 1 = first. Values are in the metric's unit (`us` is microseconds); None means "no figure", never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from loadtest.errors import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
+from loadtest.model import to_json as plain
+
+VERDICT_SCHEMA_VERSION = 1
+
+Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+Answer = Literal["yes", "no", "not known"]
+DecisionKind = Literal["DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"]
+
+EXIT_CODES: dict[Status, int] = {"PASS": EXIT_PASS, "FAIL": EXIT_FAIL, "INCONCLUSIVE": EXIT_INCONCLUSIVE}
+
+
+def worst(statuses: list[Status]) -> Status:
+    """FAIL if any FAIL, else INCONCLUSIVE if any (or if there is none at all), else PASS."""
+    if "FAIL" in statuses:
+        return "FAIL"
+    return "PASS" if statuses and all(s == "PASS" for s in statuses) else "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a cell or a comparison does not count (or, as a hint, what to keep in mind)."""
+
+    code: str
+    """Name in docs/inconclusive.md."""
+    seen: str
+    limit: str
+    why: str
+    do: str
+    """What to do next."""
+    blocking: bool = True
+    """False: a hint that changes no verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a check looked at. `repeat` None with several `cell_ids` = the repeats pooled."""
+
+    config: str
+    method: str
+    gamma: int | None
+    mix: str
+    sampling: str
+    load: str
+    load_value: float
+    stratum: str | None
+    repeat: int | None
+    cell_ids: tuple[str, ...]
+    is_baseline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One criterion in one scope."""
+
+    slo: str
+    metric: str
+    stat: str
+    unit: str
+    direction: Literal["lower", "higher"]
+    """Which way is better: `lower` = the limit is a maximum, `higher` = a minimum."""
+    limit: float
+    confidence: float
+    status: Status
+    reason: str
+    """One sentence with the figures."""
+    scope: Scope | None
+    """None: the criterion selected no cell."""
+    estimate: float | None = None
+    """The figure of the sample; failed requests count as infinitely slow, so it is None where they reach it."""
+    lower: float | None = None
+    """One-sided lower bound at `confidence`."""
+    upper: float | None = None
+    """One-sided upper bound at `confidence`."""
+    n: int = 0
+    n_eff: int | None = None
+    """Independent requests that n is worth."""
+    tau: float | None = None
+    over: int | None = None
+    """Requests over the limit (for a floor: under it), failures and unknown values included."""
+    more: int | None = None
+    """About how many more requests would decide it; None: not known or decided."""
+    more_unit: Literal["requests", "prompts", "repeats"] = "requests"
+    gating: bool = True
+    """False: shown, but not part of the overall status (a baseline that no criterion names)."""
+    implicit: bool = False
+    """True: not configured by the user (the default error budget)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellTrust:
+    """Whether a cell counts."""
+
+    cell_id: str
+    config: str
+    state: str
+    trusted: bool
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RatioEstimate:
+    """A ratio with a two-sided interval; None where it is undefined."""
+
+    name: str
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+    confidence: float
+    n: int
+    """Clusters (prompts or repeats) behind it."""
+    method: str
+    """bootstrap over prompts | delta method | …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One config against the baseline at one mix, sampling and load; paired by prompt and repeat."""
+
+    config: str
+    baseline: str
+    mix: str
+    sampling: str
+    load: str
+    load_value: float
+    stratum: str | None
+    repeats: tuple[int, ...]
+    pairs: int
+    unpaired: int
+    length_ratio: float | None
+    """Mean output tokens, candidate over baseline."""
+    ratios: dict[str, RatioEstimate]
+    """tpot, e2e, ttft (candidate / baseline, below 1 is better) and output_rate (above 1 is better)."""
+    trusted: bool
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """Where a config stops paying, over the loads of one mix and sampling."""
+
+    config: str
+    mix: str
+    sampling: str
+    stratum: str | None
+    load_kind: str
+    pays_up_to: float | None
+    """Highest load up to which every measured load pays for certain."""
+    loses_from: float | None
+    """Lowest load whose interval lies wholly on the losing side."""
+    estimate: float | None
+    """Load where the paired speed-up passes 1, interpolated in log load between measured loads."""
+    lower: float | None
+    upper: float | None
+    confidence: float
+    monotone: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One of the four questions of a decision."""
+
+    key: Literal["output", "candidates", "pays", "slo"]
+    question: str
+    answer: Answer
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do with one config for one mix and sampling."""
+
+    config: str
+    method: str
+    gamma: int | None
+    mix: str
+    sampling: str
+    decision: DecisionKind
+    up_to: str | None
+    """Label of the highest load for DEPLOY UP TO."""
+    sentence: str
+    questions: tuple[Question, ...]
+    on_these_figures: DecisionKind
+    """What the figures alone say; differs from `decision` where they are simulated or synthetic."""
+    on_these_figures_up_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The gate's answer for one run."""
+
+    run_id: str
+    plan_sha256: str
+    tool_version: str
+    status: Status
+    sentence: str
+    simulated: bool
+    synthetic_acceptance: bool
+    checks: tuple[Check, ...]
+    cells: tuple[CellTrust, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    crossovers: tuple[Crossover, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    """About the run as a whole."""
+    allowed: tuple[str, ...] = ()
+    """Provenance keys whose difference was allowed by the user."""
+    schema: int = field(default=VERDICT_SCHEMA_VERSION)
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 99 fail, 98 inconclusive."""
+        return EXIT_CODES[self.status]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values without NaN or infinities (they become null), with `exit_code`."""
+        return {**_finite(plain(self)), "exit_code": self.exit_code}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return value
