@@ -1,4 +1,4 @@
-"""Reads a request body of the OpenAI API as vLLM would, with vLLM's errors. Fields that change nothing here are ignored."""
+"""Reads a request body of the OpenAI API, with vLLM's errors. Fields that change nothing here are ignored."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ def parse_request(raw: bytes, *, chat: bool, options: SimOptions, request_id: st
         raise ApiError(
             400,
             "BadRequestError",
-            f"This model's maximum context length is {options.max_model_len} tokens. However, you requested {max_tokens} output tokens "
-            f"and your prompt contains at least {len(prompt)} input tokens, for a total of at least {max_tokens + len(prompt)} tokens. "
+            f"This model's maximum context length is {options.max_model_len} tokens. However, you requested "
+            f"{max_tokens} output tokens and your prompt contains at least {len(prompt)} input tokens, for a total of "
+            f"at least {max_tokens + len(prompt)} tokens. "
             "Please reduce the length of the input prompt or the number of requested output tokens.",
             "input_tokens",
         )

@@ -1,7 +1,7 @@
 """How many tokens a step drafts and how many of them are accepted, for one sequence.
 
-Draws come from the sequence's own generator, so that they don't depend on what else runs; only suffix decoding remembers
-other requests, as the real one does.
+Draws come from the sequence's own generator, so that they don't depend on what else runs; only suffix decoding
+remembers other requests, as the real one does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Drafter:
         self._lengths = None if min_survival is None else tuple(max(s, min_survival) for s in survival)
 
     def step(self, room: int) -> tuple[int, int]:
-        """(drafted, accepted) of one step. `room` is the space up to max_model_len. (0, 0): no candidate, counted nowhere."""
+        """(drafted, accepted) of one step; `room` is the space up to max_model_len. (0, 0) without a candidate."""
         rng = self._rng
         if self._coverage < 1.0 and rng.random() >= self._coverage:
             return 0, 0

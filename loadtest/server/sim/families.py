@@ -40,7 +40,7 @@ LATENCY_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family. `name` is without the `vllm:` prefix; `values` are the values of `label`, the one label beside engine and model_name."""
+    """One family. `name` is without the `vllm:` prefix; `values` are those of `label`, its one own label."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]

@@ -15,9 +15,11 @@ MODES: tuple[FaultMode, ...] = get_args(FaultMode)
 class Fault:
     """One fault. `value` is the percentage of requests, for engine-death the seconds after the start of listening.
 
-    error: error event in a 200 stream (500 without streaming) · cut: clean end of the connection in mid-stream · reset: TCP RST in
-    mid-stream · http500: no stream at all · stall: silence in mid-stream, connection open · empty: a complete stream
-    without a token · engine-death: every stream gets the error event, then the server exits.
+    - error: error event in a 200 stream (500 without streaming)
+    - cut: clean end of the connection in mid-stream; reset: TCP RST in mid-stream
+    - http500: no stream at all; empty: a complete stream without a token
+    - stall: silence in mid-stream, connection open
+    - engine-death: every stream gets the error event, then the server exits
     """
 
     mode: FaultMode

@@ -13,10 +13,11 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from loadtest.server.sim.api_request import ApiError, GenerationRequest, parse_request
-from loadtest.server.sim.engine import Engine, Group
+from loadtest.server.sim.engine import Engine
 from loadtest.server.sim.faults import FaultPlan
 from loadtest.server.sim.render import DONE, ENGINE_ERROR, Renderer, fingerprint
 from loadtest.server.sim.runner import EngineRunner
+from loadtest.server.sim.sequence import Group
 from loadtest.server.sim.server_info import server_info
 from loadtest.server.sim.sinks import ChoiceSink, Exchange
 
@@ -41,6 +42,7 @@ class Server:
         self._permission = uuid.uuid4().hex[:16]
 
     def application(self) -> web.Application:
+        """The aiohttp application with every route."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.on_response_prepare.append(_mark_simulated)
         app.add_routes(
@@ -137,8 +139,9 @@ class Server:
             "allow_view": True, "allow_fine_tuning": False, "organization": "*", "group": None, "is_blocking": False,
         }  # fmt: skip
         model = {
-            "id": self.options.model, "object": "model", "created": self._started, "owned_by": "vllm", "root": self.options.model,
-            "parent": None, "max_model_len": self.options.max_model_len, "permission": [permission],
+            "id": self.options.model, "object": "model", "created": self._started, "owned_by": "vllm",
+            "root": self.options.model, "parent": None, "max_model_len": self.options.max_model_len,
+            "permission": [permission],
         }  # fmt: skip
         return _json({"object": "list", "data": [model]})
 

@@ -1,6 +1,7 @@
 """Counters, gauges and histograms of the simulated engine, and the /metrics page made from them.
 
-Written by hand, not with prometheus_client's metric objects: one observation per stream and step must stay below a microsecond.
+Written by hand, not with prometheus_client's metric objects: one observation per stream and step must stay below a
+microsecond.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
+        """Counts one sample."""
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
 
 class Metrics:
-    """Values of every family. Counters and gauges: `values[name][label value or ""]`; histograms: `histograms[name]`."""
+    """Values of every family: counters and gauges as `values[name][label value or ""]`, and `histograms[name]`."""
 
     def __init__(
         self, *, model_name: str, max_model_len: int, positions: int, block_size: int, num_blocks: int
@@ -116,7 +118,7 @@ class Metrics:
         for family in self._families:
             self._expose(family, lines)
         info = next(f for f in FAMILIES if f.name == "cache_config_info")
-        lines += _header(info.name, "gauge", info.help) + [f"vllm:cache_config_info{{{self._cache_config}}} 1.0"]
+        lines += [*_header(info.name, "gauge", info.help), f"vllm:cache_config_info{{{self._cache_config}}} 1.0"]
         return generate_latest(REGISTRY) + "\n".join(lines).encode() + b"\n"
 
     def _expose(self, family: Family, lines: list[str]) -> None:

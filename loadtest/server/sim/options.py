@@ -1,4 +1,4 @@
-"""Options of the simulated server, checked once, with the same names on the command line and in a plan's `sim` table."""
+"""Options of the simulated server, checked once; the same names on the command line and in a plan's `sim` table."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class SimOptions:
 
     @property
     def speculative(self) -> bool:
+        """Whether there is a method at all."""
         return self.method != "none"
 
 
@@ -64,7 +65,7 @@ def sim_options(
     """Checked options. InputError names the option, the value seen and what is allowed.
 
     `acceptance` is a JSON text, a path of a JSON file or a mapping (see `parse_acceptance`); `fail` is one or more
-    `MODE:VALUE`. `gamma` None takes the method's usual value; `per_request_metrics` None means detailed with speculation.
+    `MODE:VALUE`. `gamma` None takes the method's usual value; `per_request_metrics` None means detailed if speculative.
     """
     if method not in METHODS:
         raise InputError(f"sim: method {method!r} is unknown; allowed: {', '.join(METHODS)}")
@@ -75,7 +76,7 @@ def sim_options(
         if per_request_metrics not in (None, "none"):
             # vLLM refuses to start in the same way.
             raise InputError(
-                f"sim: per-request-metrics {per_request_metrics!r} requires speculative decoding; give a method or leave it out"
+                f"sim: per-request-metrics {per_request_metrics!r} requires speculation; give a method or leave it out"
             )
     gamma = default_gamma(chosen) if gamma is None else gamma
     if method != "none" and not 1 <= gamma <= MAX_GAMMA:
@@ -105,7 +106,7 @@ def sim_options(
 
 
 def parse_acceptance(source: str | Mapping[str, Any] | None) -> dict[Stratum, Acceptance]:
-    """Overrides per stratum: `{"code": {"coverage": 0.5, "conditional": [0.8, 0.7]}, "*": {...}}`, JSON, file or mapping.
+    """Overrides per stratum, `{"code": {"coverage": 0.5, "conditional": [0.8, 0.7]}, "*": {...}}`.
 
     `coverage` is the share of steps with a candidate, `conditional` the chance that position i is accepted given that
     i-1 was (the last value holds for all further positions). "*" stands for every stratum. Raises InputError.

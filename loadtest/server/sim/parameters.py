@@ -1,7 +1,7 @@
 """Every number of the simulation: what a step costs, and how often drafts are accepted.
 
-The costs are invented, shaped after runs of real servers: a memory-bound step that grows little with the batch, drafting
-that grows with it, and n-gram and suffix decoding that pay for the host and for lost asynchronous scheduling.
+The costs are invented, shaped after runs of real servers: a memory-bound step that grows little with the batch,
+drafting that grows with it, and n-gram and suffix decoding that pay for the host and for lost asynchronous scheduling.
 docs/simulator.md has the throughput that comes out.
 """
 
@@ -27,13 +27,16 @@ def default_gamma(method: Method) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """`coverage`: share of decode steps with a candidate. `conditional[i]`: chance that draft i is accepted given i-1 was."""
+    """How well drafts do.
+
+    `coverage`: share of decode steps with a candidate. `conditional[i]`: chance that draft i is accepted given i-1 was.
+    """
 
     coverage: float
     conditional: tuple[float, ...]
 
     def survival(self, gamma: int) -> tuple[float, ...]:
-        """Chance that at least 1, 2, ... `gamma` drafts are accepted; the last conditional holds for later positions."""
+        """Chance that at least 1, 2, ... `gamma` drafts are accepted; the last conditional holds for later ones."""
         rates = [self.conditional[min(i, len(self.conditional) - 1)] for i in range(gamma)]
         return tuple(accumulate(rates, mul))
 
@@ -41,8 +44,8 @@ class Acceptance:
 ACCEPTANCE: dict[Method, dict[Stratum, Acceptance]] = {
     "none": {},
     "ngram": {
-        "code": Acceptance(0.20, (0.60, 0.68, 0.74)),
-        "edit": Acceptance(0.45, (0.72, 0.78, 0.82)),
+        "code": Acceptance(0.14, (0.60, 0.68, 0.74)),
+        "edit": Acceptance(0.36, (0.72, 0.78, 0.82)),
         "chat": Acceptance(0.06, (0.38, 0.48, 0.55)),
         "non_english": Acceptance(0.03, (0.30, 0.40, 0.45)),
     },
@@ -91,7 +94,7 @@ DRAFT_COST: dict[Method, DraftCost] = {
     "none": DraftCost(),
     "ngram": DraftCost(per_step_ms=0.55, per_seq_ms=0.05),
     "suffix": DraftCost(per_step_ms=0.50, per_seq_ms=0.04),
-    "draft_model": DraftCost(sequential_ms=0.40, sequential_per_seq_ms=0.105),
+    "draft_model": DraftCost(sequential_ms=0.40, sequential_per_seq_ms=0.13),
     "eagle": DraftCost(sequential_ms=0.20, sequential_per_seq_ms=0.022),
     "eagle3": DraftCost(sequential_ms=0.22, sequential_per_seq_ms=0.026),
 }
@@ -128,7 +131,7 @@ class Parameters:
     suffix_repeat: Acceptance = Acceptance(0.97, (0.97,))
     """Suffix decoding on a prompt that it has answered before."""
     suffix_min_token_probability: float = 0.1
-    """Drafts end where their expected survival falls below this, so that their length varies."""
+    """Draft lengths vary: one reaches position i with that position's survival as its chance, but at least with this."""
 
     def step_ms(
         self, method: Method, gamma: int, decoding: int, draft_tokens: int, prefill_tokens: int, seqs: int

@@ -1,4 +1,4 @@
-"""JSON bodies and SSE events, key by key as vLLM 0.32 writes them (tests/data/sim holds captures that tests compare with).
+"""JSON bodies and SSE events, key by key as vLLM 0.32 writes them (tests compare with captures in tests/data/sim).
 
 Stream chunks are joined from prepared bytes: the event loop writes thousands of them per second.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from loadtest.server.sim.api_request import GenerationRequest
-from loadtest.server.sim.engine import FinishReason, Sequence
 from loadtest.server.sim.options import SimOptions
+from loadtest.server.sim.sequence import FinishReason, Sequence
 from loadtest.server.sim.text import token_id
 
 DONE = b"data: [DONE]\n\n"
@@ -47,8 +47,9 @@ class Renderer:
         chat = request.chat
         kind = b"chat.completion.chunk" if chat else b"text_completion"
         self._head = (
-            b'data: {"id":' + orjson.dumps(request.request_id) + b',"object":"' + kind + b'","created":' + str(self.created).encode()
-            + b',"model":' + orjson.dumps(options.model) + b',"choices":['
+            b'data: {"id":' + orjson.dumps(request.request_id) + b',"object":"' + kind
+            + b'","created":' + str(self.created).encode() + b',"model":' + orjson.dumps(options.model)
+            + b',"choices":['
         )  # fmt: skip
         self._choice = [
             self._head + b'{"index":' + str(i).encode() + (b',"delta":{"content":' if chat else b',"text":')

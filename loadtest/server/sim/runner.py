@@ -25,9 +25,11 @@ class EngineRunner:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Starts the loop; needs a running event loop."""
         self._task = asyncio.create_task(self._loop(), name="engine")
 
     async def stop(self) -> None:
+        """Ends the loop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

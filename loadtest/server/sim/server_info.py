@@ -42,7 +42,7 @@ def server_info(options: SimOptions, parameters: Parameters) -> dict[str, Any]:
 
 
 def speculative_config(options: SimOptions) -> dict[str, Any] | None:
-    """VLLM's SpeculativeConfig as far as it means something here; None for a baseline."""
+    """The fields of vLLM's SpeculativeConfig as far as it means something here; None for a baseline."""
     if not options.speculative:
         return None
     lookup = {"ngram": (5, 2), "suffix": (None, None)}.get(options.method, (0, 0))

@@ -7,9 +7,9 @@ import socket
 import struct
 from random import Random
 
-from loadtest.server.sim.engine import FinishReason, Sequence
 from loadtest.server.sim.faults import FaultMode
 from loadtest.server.sim.render import DONE, ERROR_EVENT, Renderer
+from loadtest.server.sim.sequence import FinishReason, Sequence
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER on, 0 s: closing sends RST instead of FIN."""
@@ -37,7 +37,7 @@ class Exchange:
         return self.failed or self.transport.is_closing() or self.done.cancelled()
 
     def write(self, *events: bytes) -> None:
-        """Each event as an HTTP chunk, all in one write, straight to the transport: no task and no coroutine per step."""
+        """Each event as an HTTP chunk, all in one write to the transport: no task and no coroutine per step."""
         if not self.muted and not self.transport.is_closing():
             self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(e), e) for e in events if e]))
 
@@ -90,6 +90,7 @@ class ChoiceSink:
 
     @property
     def closed(self) -> bool:
+        """Nobody is there to read the rest."""
         return self._exchange.closed
 
     def deliver(self, start: int, end: int, finish: FinishReason | None) -> None:

@@ -1,6 +1,6 @@
 """What the simulated model reads and writes: a pseudo-tokenizer, the guess at a prompt's kind of task, and the answer.
 
-The answer depends on server seed, prompt and sampling seed only, never on the speculation method: speculation is lossless.
+The answer depends on server seed, prompt and sampling seed only, never on the method: speculation is lossless.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loadtest.server.sim.parameters import Stratum
 
 _TOKEN = re.compile(r" ?[A-Za-z]{1,8}| ?[0-9]{1,3}|[ \t]+|\n+|.", re.DOTALL)
 _CODE = re.compile(
-    r"```|\bdef \w|\bclass \w|\bfunction\b|\breturn\b|\bimport \w|#include|\bSELECT\b|\bpython\b|\bjavascript\b|\bunit tests?\b",
+    r"```|\bdef \w|\bclass \w|\bfunction\b|\breturn\b|\bimport \w|#include|\bSELECT\b|\bpython\b|\bunit tests?\b",
     re.IGNORECASE,
 )
 _EDIT = re.compile(
@@ -107,7 +107,7 @@ _COPY_SHARE = 0.7
 
 
 def tokenize(text: str) -> list[str]:
-    """Pieces whose concatenation is `text`: words with their leading space, digits in threes, else single characters."""
+    """Pieces whose concatenation is `text`: words with their leading space, digits in threes, else characters."""
     return _TOKEN.findall(text)
 
 
@@ -117,7 +117,7 @@ def token_id(token: str) -> int:
 
 
 def guess_stratum(prompt: str) -> Stratum:
-    """Kind of task: not English by its letters, edit by an edit word and given code lines, code by code words, else chat."""
+    """Kind of task: non_english by letters, code by code words, edit by an edit word and code to edit, else chat."""
     letters = _LETTER.findall(prompt)
     if letters and sum(not c.isascii() for c in letters) / len(letters) > NON_ASCII_SHARE:
         return "non_english"
