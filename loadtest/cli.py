@@ -141,9 +141,8 @@ def report(run: Path) -> None:
     \b
     Example: loadtest report reports/20261129-120000-night
     """
-    from loadtest.judge.verdict import read_verdict
     from loadtest.merge.read import open_run
-    from loadtest.report.manager import write_reports
+    from loadtest.report.manager import read_verdict, write_reports
 
     for path in write_reports(run, open_run(run), read_verdict(run / "verdict.json")):
         click.echo(path)

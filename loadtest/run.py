@@ -21,7 +21,7 @@ from loadtest.plan.cells import client_spec, expand, slos, target_spec
 from loadtest.plan.loader import load_plan
 from loadtest.plan.prompts import write_prompts
 from loadtest.progress import Reporter
-from loadtest.run_folder import RunFolder, ServerStart, create, write_json
+from loadtest.run_folder import RunFolder, ServerStart, new_folder, write_facts, write_json
 from loadtest.server.attach import attach
 from loadtest.server.launch import ServerProcess
 from loadtest.server.provenance import collect
@@ -50,11 +50,11 @@ class Server(Protocol):
 def prepare(plan_file: Path, root: Path) -> RunFolder:
     """Validate a plan and make its run folder. Raises PlanError and DatasetError before anything starts."""
     plan = load_plan(plan_file)
-    configs, cells = expand(plan)
-    run = create(
-        root,
+    path = new_folder(root, plan.name)
+    configs, cells = expand(plan, run_nonce=path.name)
+    run = write_facts(
+        path,
         plan_file,
-        name=plan.name,
         plan=plan.model_dump(mode="json"),
         target=target_spec(plan),
         client=client_spec(plan),

@@ -143,19 +143,8 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def create(
-    root: Path,
-    plan_file: Path,
-    *,
-    name: str,
-    plan: dict[str, Any],
-    target: TargetSpec,
-    client: ClientSpec,
-    configs: list[ConfigSpec],
-    cells: list[Cell],
-    slos: list[Slo],
-) -> RunFolder:
-    """Make `root/<UTC time>-<name>/` with run.json and a copy of the plan; never an existing folder."""
+def new_folder(root: Path, name: str) -> Path:
+    """Make `root/<UTC time>-<name>/` with its sub-folders; its name is the run id. Never an existing folder."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
     for attempt in range(100):
@@ -169,6 +158,21 @@ def create(
         raise LoadtestError(f"no free run folder below {root} for {stamp}-{slug}")
     for sub in ("cells", "jobs", "servers", "prompts"):
         (path / sub).mkdir()
+    return path
+
+
+def write_facts(
+    path: Path,
+    plan_file: Path,
+    *,
+    plan: dict[str, Any],
+    target: TargetSpec,
+    client: ClientSpec,
+    configs: list[ConfigSpec],
+    cells: list[Cell],
+    slos: list[Slo],
+) -> RunFolder:
+    """Write run.json and the copy of the plan into a new folder."""
     shutil.copyfile(plan_file, path / "plan.toml")
     canonical = json.dumps(plan, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
     write_json(

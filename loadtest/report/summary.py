@@ -204,5 +204,5 @@ def _origin(run: dict[str, Any]) -> list[str]:
         f"* run `{run['run_id']}`, plan sha256 `{run['plan_sha256']}`, loadtest {run['tool_version']}",
         f"* load from {host.get('cpu') or 'an unnamed CPU'}, {host.get('cores')} cores, Python {host.get('python')}",
         f"* {BUNDLED}",
-        "* recompute: `loadtest merge RUN` from the raw files, `loadtest gate RUN` from the Parquet, or SQL over `requests/`",
+        "* recompute: `loadtest merge RUN` from raw files, `loadtest gate RUN` from Parquet, or SQL over `requests/`",
     ]
