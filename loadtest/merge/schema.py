@@ -1,6 +1,8 @@
-"""Parquet schemas of a merged run: `requests/` (one row per request) and `cells.parquet` (one row per cell).
+"""Parquet schemas of a merged run.
 
-Schema history: 1 = first. Docs are generated from `DESCRIPTIONS` into docs/parquet.md.
+`requests/` has a row per request, `server.parquet` one per scraped sample, `cells.parquet` one per cell.
+
+Schema history: 1 = first. Units and sources of all columns: `columns.py`, printed in docs/parquet.md.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from loadtest.load.records import RAW_SCHEMA
+from loadtest.server.scrapes import SCRAPE_SCHEMA
 
 CELL_KEY_FIELDS = [
     pa.field("run_id", pa.string(), nullable=False),
@@ -34,6 +37,10 @@ SERVER_STATE_FIELDS = [  # as-of join: the last scrape at or before send_ns
 
 REQUESTS_SCHEMA = pa.schema([*CELL_KEY_FIELDS, *RAW_SCHEMA, *SERVER_STATE_FIELDS])
 
+SERVER_SCHEMA = pa.schema(
+    [pa.field("run_id", pa.string(), nullable=False), pa.field("cell_id", pa.string(), nullable=False), *SCRAPE_SCHEMA]
+)
+
 _Q = ["p50", "p90", "p95", "p99", "p999"]
 
 CELLS_SCHEMA = pa.schema(
@@ -59,11 +66,14 @@ CELLS_SCHEMA = pa.schema(
         pa.field("prompt_tokens", pa.int64()),
         pa.field("cached_tokens", pa.int64()),
         pa.field("completion_tokens", pa.int64()),  # sum over ok rows of the window
+        pa.field("tokens_unknown_rows", pa.int64()),
         # rates over the window: requests and tokens of window requests / window_s, and tokens that arrived inside it
         pa.field("request_rate", pa.float64()),
         pa.field("output_tok_s", pa.float64()),  # tokens that ARRIVED inside the window / window_s (chunk stamps)
         pa.field("error_rate", pa.float64()),  # (failed + censored) / sent; null where sent = 0
         pa.field("achieved_concurrency", pa.float64()),  # Little: time-average of requests in flight inside the window
+        pa.field("sent_rate", pa.float64()),
+        pa.field("output_tok_basis", pa.string()),
         # exact nearest-rank quantiles over ok rows of the window, microseconds; n beside them
         *[pa.field(f"{m}_{q}_us", pa.float64()) for m in ("ttft", "tpot", "e2e", "chunk_gap") for q in _Q],
         *[pa.field(f"{m}_n", pa.int64()) for m in ("ttft", "tpot", "e2e", "chunk_gap")],
@@ -78,6 +88,7 @@ CELLS_SCHEMA = pa.schema(
         pa.field("req_block_rows", pa.int64()),
         pa.field("req_overrun_tokens", pa.int64()),  # known only where per-step counts exist
         pa.field("req_histogram", pa.list_(pa.int64())),
+        pa.field("req_overrun_known_rows", pa.int64()),
         # acceptance from counter deltas over [window_start, window_end]: each series first, then summed over engines
         pa.field("ctr_spec_steps", pa.float64()),
         pa.field("ctr_draft_tokens", pa.float64()),
@@ -85,6 +96,9 @@ CELLS_SCHEMA = pa.schema(
         pa.field("ctr_accepted_per_pos", pa.list_(pa.float64())),
         pa.field("ctr_generation_tokens", pa.float64()),
         pa.field("ctr_schema", pa.string()),  # v1 | v0 | absent
+        pa.field("ctr_emitted_tokens", pa.float64()),
+        pa.field("ctr_engines", pa.int32()),
+        pa.field("ctr_notes", pa.list_(pa.string())),
         # figures (null where undefined), computed from the source named in acceptance_source
         pa.field("acceptance_source", pa.string()),  # response_block | counters | null
         pa.field("draft_acceptance_rate", pa.float64()),  # A/D
@@ -110,9 +124,10 @@ CELLS_SCHEMA = pa.schema(
         pa.field("residual_accepted_tokens", pa.float64()),
         pa.field("residual_spec_steps", pa.float64()),
         pa.field("residual_generation_tokens", pa.float64()),
-        pa.field(
-            "unexplained_share", pa.float64()
-        ),  # residual generation tokens that no aborted/failed row explains / counters
+        pa.field("unexplained_share", pa.float64()),
+        pa.field("rows_without_usage", pa.int64()),
+        pa.field("explainable_tokens", pa.float64()),
+        pa.field("residual_note", pa.string()),
         # server side
         pa.field("prefix_cache_queries", pa.float64()),
         pa.field("prefix_cache_hits", pa.float64()),
@@ -148,5 +163,16 @@ CELLS_SCHEMA = pa.schema(
         pa.field("contradictions", pa.list_(pa.string())),  # provenance fields that contradict the plan
         pa.field("hdr_max_rel_error", pa.float64()),  # live HDR against exact quantiles of the same rows
         pa.field("hdr_overflow", pa.int64()),
+        pa.field("worker_rows_extra", pa.int64()),
+        pa.field("workers_missing", pa.list_(pa.string())),
+        pa.field("event_errors", pa.int64()),
+        pa.field("unclosed_files", pa.list_(pa.string())),
+        pa.field("edge_errors", pa.list_(pa.string())),
+        pa.field("response_models", pa.list_(pa.string())),
+        pa.field("server_fingerprints", pa.list_(pa.string())),
+        pa.field("warnings", pa.list_(pa.string())),
+        pa.field("notes", pa.list_(pa.string())),
+        # JSON {versions, gpus, model, host} of provenance.json: equal between compared configs; null = unknown
+        pa.field("provenance_equal", pa.string()),
     ]
 )
