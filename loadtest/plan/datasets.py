@@ -1,0 +1,269 @@
+"""Prompt files: JSON Lines, one JSON array, or JSON objects one after the other, told apart by content.
+
+Nothing here ends in a traceback: a file gives prompts, or a DatasetError that names file and line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from loadtest.errors import DatasetError
+from loadtest.model import Prompt
+from loadtest.plan.rows import RowError, category_of, read_row, source_id
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_ESCAPED = re.compile("[\udc80-\udcff]")
+"""A byte that is no UTF-8, as `surrogateescape` keeps it. The decoder itself never gives a surrogate."""
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that was left out: where, its own id if it has one, and why."""
+
+    line: int
+    record: int
+    """Number of the row in the file, from 1: in a JSON array several may share a line."""
+    source_id: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The prompts of one file, in the file's order, and what became of the other rows."""
+
+    path: Path
+    sha256: str
+    """Of the file's bytes."""
+    prompts: tuple[Prompt, ...]
+    lines: tuple[int, ...]
+    """Line of each prompt."""
+    skipped: tuple[Skipped, ...] = ()
+    filtered: int = 0
+    """Rows of another category."""
+    shapes: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def skip_reasons(self) -> dict[str, int]:
+        """How many rows were left out, by reason."""
+        return dict(Counter(skip.reason for skip in self.skipped))
+
+
+def load_dataset(
+    path: Path | str,
+    *,
+    on_error: Literal["fail", "skip"] = "fail",
+    field: str | None = None,
+    category: str | Iterable[str] | None = None,
+    stratum: str | None = None,
+    limit: int | None = None,
+) -> Dataset:
+    """The prompts in `path`; `loadtest.plan.rows` lists the shapes.
+
+    `field` names an unusual prompt field, `category` keeps only rows of these categories, `stratum` overrides the kind
+    of task of all rows, `limit` keeps the first rows. A row without a usable prompt is an error, or with
+    `on_error="skip"` counted with its reason. Raises DatasetError with file and line; also where nothing is left.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error.strerror or error}") from None
+    wanted = {category} if isinstance(category, str) else None if category is None else set(category)
+    reader = _Reader(path, on_error == "skip", field, wanted, stratum)
+    for line, record, value in _records(path, data):
+        if limit is not None and len(reader.prompts) >= limit:
+            break
+        reader.take(line, record, value)
+    return reader.done(hashlib.sha256(data).hexdigest())
+
+
+class _Reader:
+    """Takes rows one by one and keeps what they give."""
+
+    def __init__(self, path: Path, skip: bool, field: str | None, wanted: set[str] | None, stratum: str | None) -> None:
+        self.path, self.skip, self.field, self.wanted, self.stratum = path, skip, field, wanted, stratum
+        self.prompts: list[Prompt] = []
+        self.lines: list[int] = []
+        self.skipped: list[Skipped] = []
+        self.warnings: list[str] = []
+        self.shapes: Counter[str] = Counter()
+        self.categories: set[str] = set()
+        self.shape: str | None = None
+        self.filtered = 0
+
+    def take(self, line: int, record: int, value: Any) -> None:
+        """One row: a prompt, a skip, or DatasetError."""
+        try:
+            if isinstance(value, RowError):
+                raise value
+            if self.wanted is not None and not self._is_wanted(value):
+                self.filtered += 1
+                return
+            row = read_row(value, field=self.field, stratum=self.path.stem, shape_so_far=self.shape)
+        except RowError as error:
+            self._refuse(line, record, value, str(error))
+            return
+        self.shape = self.shape or row.shape
+        self.shapes[row.shape] += 1
+        self.warnings += [f"{self.path}: line {line}: {warning}" for warning in row.warnings]
+        self.prompts.append(row.prompt if self.stratum is None else replace(row.prompt, stratum=self.stratum))
+        self.lines.append(line)
+
+    def done(self, sha256: str) -> Dataset:
+        """The data set. DatasetError where nothing is left."""
+        if not self.prompts:
+            if self.filtered:
+                known = ", ".join(sorted(self.categories)) or "none"
+                raise DatasetError(
+                    f"{self.path}: line 1: no row of category {', '.join(sorted(self.wanted or set()))}; seen: {known}"
+                )
+            first = f"; line {self.skipped[0].line}: {self.skipped[0].reason}" if self.skipped else ""
+            raise DatasetError(f"{self.path}: line 1: no usable prompt in the file{first}")
+        first_line: dict[str, int] = {}
+        contents: dict[str, set[tuple[Any, ...]]] = {}
+        for prompt, line in zip(self.prompts, self.lines, strict=True):
+            first_line.setdefault(prompt.prompt_id, line)
+            contents.setdefault(prompt.prompt_id, set()).add(prompt.messages)
+        for prompt_id, texts in contents.items():
+            if len(texts) > 1:
+                self.warnings.append(
+                    f"{self.path}: line {first_line[prompt_id]}: id {prompt_id!r} stands on rows with different "
+                    "prompts; they are told apart by their text's hash"
+                )
+        return Dataset(
+            path=self.path,
+            sha256=sha256,
+            prompts=tuple(self.prompts),
+            lines=tuple(self.lines),
+            skipped=tuple(self.skipped),
+            filtered=self.filtered,
+            shapes=dict(self.shapes),
+            warnings=tuple(self.warnings),
+        )
+
+    def _is_wanted(self, value: object) -> bool:
+        category = category_of(value)
+        if category is not None:
+            self.categories.add(category)
+        return category in (self.wanted or set())
+
+    def _refuse(self, line: int, record: int, value: Any, reason: str) -> None:
+        if not self.skip:
+            where = f"line {line}" if line == record else f"line {line} (row {record})"
+            raise DatasetError(
+                f"{self.path}: {where}: {reason}; "
+                'correct it, or write on_error = "skip" to leave such rows out, counted'
+            )
+        try:
+            own_id = source_id(value) if isinstance(value, dict) else None
+        except RowError:
+            own_id = None
+        self.skipped.append(Skipped(line, record, own_id, reason))
+
+
+def _records(path: Path, data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """(line, number of the row, value) of every row; the value is a RowError where the row cannot be read."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DatasetError(f"{path}: line 1: the file is UTF-16; save it as UTF-8")
+    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    start = _skip_space(text, 0)
+    if start == len(text):
+        raise DatasetError(f"{path}: line 1: the file is empty")
+    if text[start] == "[":
+        return _array(path, text, start)
+    if text[start] == "{" and _spans_lines(text, start):
+        return _objects(path, text, start)
+    return _lines(text)
+
+
+def _spans_lines(text: str, start: int) -> bool:
+    """True where the first object is whole only over several lines: pretty-printed, not JSON Lines."""
+    try:
+        _, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return False
+    return "\n" in text[start:end]
+
+
+def _lines(text: str) -> Iterator[tuple[int, int, Any]]:
+    record = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip(" \t\r")
+        if line:
+            record += 1
+            yield number, number, _parsed(line)
+
+
+def _objects(path: Path, text: str, start: int) -> Iterator[tuple[int, int, Any]]:
+    position, line, record, counted = start, 1, 0, 0
+    while position < len(text):
+        record += 1
+        line += text.count("\n", counted, position)
+        counted = position
+        value, end = _decoded(text, position)
+        if end < 0:
+            raise DatasetError(f"{path}: line {line} (row {record}): {value}")
+        yield line, record, value
+        position = _skip_space(text, end)
+
+
+def _array(path: Path, text: str, start: int) -> Iterator[tuple[int, int, Any]]:
+    position, line, record, counted = _skip_space(text, start + 1), 1, 0, 0
+    if text[position : position + 1] == "]":
+        raise DatasetError(f"{path}: line 1: the array is empty")
+    while True:
+        record += 1
+        line += text.count("\n", counted, position)
+        counted = position
+        value, end = _decoded(text, position)
+        if end < 0:
+            # Where one element cannot be parsed, nobody knows where the next one starts.
+            raise DatasetError(f"{path}: line {line} (row {record}): {value}")
+        yield line, record, value
+        position = _skip_space(text, end)
+        mark = text[position : position + 1]
+        if mark != ",":
+            break
+        position = _skip_space(text, position + 1)
+    line += text.count("\n", counted, position)
+    rest = text[_skip_space(text, position + 1) :] if mark == "]" else ""
+    if mark != "]" or rest:
+        problem = "more text after the array's end" if rest else "the array is not closed: ',' or ']' expected"
+        raise DatasetError(f"{path}: line {line}: {problem}")
+
+
+def _decoded(text: str, position: int) -> tuple[Any, int]:
+    """(value, end) of the JSON value at `position`; (RowError, -1) where it cannot be parsed at all."""
+    try:
+        value, end = _DECODER.raw_decode(text, position)
+    except (ValueError, RecursionError) as error:
+        return RowError(_json_problem(error)), -1
+    return (RowError("not UTF-8"), end) if _ESCAPED.search(text, position, end) else (value, end)
+
+
+def _parsed(line: str) -> Any:
+    if _ESCAPED.search(line):
+        return RowError("not UTF-8")
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return RowError(_json_problem(error))
+
+
+def _json_problem(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON: {error.msg} at column {error.colno}"
+    return "not valid JSON: nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON: {error}"
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match is not None else position
