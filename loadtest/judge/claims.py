@@ -17,7 +17,7 @@ from loadtest.judge import orderstats
 from loadtest.judge.dependence import Effective, effective, tau
 from loadtest.judge.frame import Bools, Floats, Rows
 from loadtest.judge.verdict import Status
-from loadtest.judge.words import count, figure, percent
+from loadtest.judge.words import bounds_words, count, figure, percent
 from loadtest.plan.metrics import METRICS, Metric
 
 
@@ -201,7 +201,7 @@ def share_claim(
     hits = n - over if good else over
     reason = (
         f"{what} {hits} of {count(n, n_unit)} = {figure(estimate, 'share')}, "
-        f"{percent(confidence)} bounds {figure(lower, 'share')} to {figure(upper, 'share')}, limit {figure(limit, 'share')}{tail}"
+        f"{bounds_words(lower, upper, limit, confidence, 'share', 'higher' if good else 'lower')}{tail}"
     )
     if size.tau > 1.0:
         reason += f"; bursts make them worth {size.n_eff:,} independent ones"

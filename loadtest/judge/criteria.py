@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from loadtest.errors import PlanError
 from loadtest.judge import paired
 from loadtest.judge.claims import Claim, Values, decide, error_claim, goodput_claim, latency_values, quantile_claim
+from loadtest.judge.comparable import RUN_REASONS, pair_reasons
 from loadtest.judge.context import Context
 from loadtest.judge.frame import Rows
-from loadtest.judge.ratios import MIN_CLUSTERS, acceptance_interval, with_block
 from loadtest.judge.rates import rate_claim, relative_error, slice_rates, t_quantile
+from loadtest.judge.ratios import MIN_CLUSTERS, acceptance_interval, with_block
 from loadtest.judge.select import CellFacts, Group, baseline_of, paired_cells
-from loadtest.judge.trust import LENGTH_BAND, RUN_REASONS, pair_reasons
-from loadtest.judge.words import count, figure, percent, relative_limit
+from loadtest.judge.words import bounds_words, count, figure
 from loadtest.model import Slo
 from loadtest.plan.metrics import METRICS, RATIO_STAT, Metric, quantile_of
 
@@ -68,7 +68,7 @@ def claim_of(context: Context, slo: Slo, group: Group, cells: tuple[CellFacts, .
 
 
 def chunk_gaps(context: Context, cells: Sequence[CellFacts], rows: Rows, stratum: str | None) -> Values:
-    """All gaps between chunks, request after request; a failed request counts with as many infinite gaps as others have."""
+    """All gaps between chunks, request after request; a failed request counts as many infinite gaps as others have."""
     parts = []
     for cell in cells:
         wanted = (
@@ -134,7 +134,7 @@ def _acceptance(
     if found.estimate is None:
         return Claim("INCONCLUSIVE", f"{metric.name} is undefined: no draft was proposed", n=len(blocks))
     status = decide(found.lower, found.upper, limit, metric.direction)
-    if found.lower is None:
+    if found.lower is None or found.upper is None:
         words = f"{metric.name} {figure(found.estimate, metric.unit)}: {found.method}"
         return Claim(
             "INCONCLUSIVE",
@@ -144,10 +144,8 @@ def _acceptance(
             more=MIN_CLUSTERS - found.clusters,
             more_unit="prompts",
         )
-    reason = (
-        f"{metric.name} {figure(found.estimate, metric.unit)}, {percent(slo.confidence)} bounds {figure(found.lower, metric.unit)} to "
-        f"{figure(found.upper, metric.unit)} ({found.method}), limit {relative_limit(metric.direction)} {figure(limit, metric.unit)}"
-    )
+    bounds = bounds_words(found.lower, found.upper, limit, slo.confidence, metric.unit, metric.direction)
+    reason = f"{metric.name} {figure(found.estimate, metric.unit)} ({found.method}), {bounds}"
     more = _more(found.estimate, found.lower, found.upper, limit, found.clusters) if status == "INCONCLUSIVE" else None
     return Claim(
         status, reason, found.estimate, found.lower, found.upper, found.clusters, more=more, more_unit="prompts"
@@ -172,14 +170,15 @@ def _from_counters(slo: Slo, metric: Metric, limit: float, cells: tuple[CellFact
         )
     mean = math.fsum(known) / len(known)
     if len(known) < MIN_REPEATS:
-        words = f"{metric.name} {figure(mean, metric.unit)} from the server's counters, which give an interval only over {MIN_REPEATS} repeats"
+        words = (
+            f"{metric.name} {figure(mean, metric.unit)} from the server's counters, "
+            f"which give an interval only over {MIN_REPEATS} repeats"
+        )
         return Claim("INCONCLUSIVE", words, mean, n=len(known), more=MIN_REPEATS - len(known), more_unit="repeats")
     half = t_quantile(slo.confidence, len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
     status = decide(mean - half, mean + half, limit, metric.direction)
-    reason = (
-        f"{metric.name} {figure(mean, metric.unit)} +- {figure(half, metric.unit)} over {len(known)} repeats of the server's counters, "
-        f"limit {relative_limit(metric.direction)} {figure(limit, metric.unit)}"
-    )
+    bounds = bounds_words(mean - half, mean + half, limit, slo.confidence, metric.unit, metric.direction)
+    reason = f"{metric.name} {figure(mean, metric.unit)} over {len(known)} repeats of the server's counters, {bounds}"
     return Claim(status, reason, mean, mean - half, mean + half, len(known), more_unit="repeats")
 
 
@@ -209,10 +208,9 @@ def _relative(
     if estimate is None:
         return Claim("INCONCLUSIVE", "no_baseline: no prompt was served by both sides")
     status = decide(lower, upper, limit, metric.direction) if n >= MIN_CLUSTERS else "INCONCLUSIVE"
+    bounds = bounds_words(lower, upper, limit, slo.confidence, "times", metric.direction)
     reason = (
-        f"median {metric.name} {figure(estimate, 'times')} of the baseline over {count(n, 'paired prompt')}, "
-        f"{percent(slo.confidence)} bounds {figure(lower, 'times')} to {figure(upper, 'times')}, "
-        f"limit {relative_limit(metric.direction)} {figure(limit, 'times')}"
+        f"median {metric.name} {figure(estimate, 'times')} of the baseline over {count(n, 'paired prompt')}, {bounds}"
     )
     more = max(0, MIN_CLUSTERS - n)
     if status == "INCONCLUSIVE" and lower is not None and upper is not None:
@@ -233,7 +231,4 @@ def _relative_rate(
         (one, one_error), (two, two_error) = (cell_rate(context, metric.name, cell, stratum) for cell in (base, cand))
         ratios.append(two / one if one and two is not None else None)
         errors.append(math.hypot(one_error, two_error))
-    return rate_claim(ratios, errors, limit, slo.confidence, f"{metric.name} over the baseline's")
-
-
-__all__ = ["LENGTH_BAND", "cell_rate", "claim_of", "limit_of"]
+    return rate_claim(ratios, errors, limit, slo.confidence, f"{metric.name} over the baseline's", "times")

@@ -19,9 +19,21 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 NUMBERS = (
-    "send_ns", "end_ns", "first_token_ns", "last_token_ns", "ttft_us", "ttft_visible_us", "tpot_us", "e2e_us", "e2e_intended_us",
-    "completion_tokens", "chunks", "spec_steps", "draft_tokens", "accepted_tokens",
-)  # fmt: skip
+    "send_ns",
+    "end_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "ttft_us",
+    "ttft_visible_us",
+    "tpot_us",
+    "e2e_us",
+    "e2e_intended_us",
+    "completion_tokens",
+    "chunks",
+    "spec_steps",
+    "draft_tokens",
+    "accepted_tokens",
+)
 CODES = ("prompt_id", "stratum", "outcome", "phase")
 
 

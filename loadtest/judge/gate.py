@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import loadtest
+from loadtest.judge.comparable import RUN_REASONS
 from loadtest.judge.context import Context, load_context
 from loadtest.judge.criteria import claim_of, limit_of
 from loadtest.judge.frame import RunLike
 from loadtest.judge.select import CellFacts, Group, names_baseline, selects
-from loadtest.judge.trust import RUN_REASONS
 from loadtest.judge.verdict import CellTrust, Check, Reason, Scope, Status, Verdict, worst
 from loadtest.model import Slo
 from loadtest.plan.metrics import METRICS, Metric
@@ -154,7 +154,8 @@ def _sentence(
 ) -> str:
     gating = [c for c in checks if c.gating]
     counts = {s: sum(c.status == s for c in gating) for s in ("PASS", "FAIL", "INCONCLUSIVE")}
-    text = f"{status}: of {len(gating)} checks {counts['PASS']} pass, {counts['FAIL']} fail, {counts['INCONCLUSIVE']} inconclusive"
+    words = ", ".join(f"{n} {s.lower()}" for s, n in counts.items())
+    text = f"{status}: of {len(gating)} checks {words}"
     worst_check = next((c for c in gating if c.status == status and status != "PASS"), None)
     if worst_check is not None:
         where = f" in {worst_check.scope.cell_ids[0]}" if worst_check.scope else ""

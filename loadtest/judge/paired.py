@@ -20,8 +20,12 @@ from loadtest.judge.verdict import RatioEstimate
 
 RATIOS = ("tpot", "e2e", "ttft", "output_rate")
 _COLUMNS = {
-    "tpot": "tpot_us", "e2e": "e2e_us", "ttft": "ttft_us", "ttft_visible": "ttft_visible_us", "e2e_intended": "e2e_intended_us",
-}  # fmt: skip
+    "tpot": "tpot_us",
+    "e2e": "e2e_us",
+    "ttft": "ttft_us",
+    "ttft_visible": "ttft_visible_us",
+    "e2e_intended": "e2e_intended_us",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadtest.judge.claims import Claim, decide
 from loadtest.judge.frame import Floats, Rows
-from loadtest.judge.words import figure, percent, relative_limit
+from loadtest.judge.words import bounds_words, figure
 
 SLICES = 20
 """Slices of a window: t(19) is only 5 % wider than the normal, and a 60 s window gives slices of 3 s."""
@@ -64,7 +64,9 @@ def relative_error(slices: Floats) -> float:
     return float(slices.std(ddof=1)) / math.sqrt(len(slices)) / mean if mean > 0.0 and len(slices) > 1 else math.inf
 
 
-def rate_claim(rates: list[float | None], errors: list[float], limit: float, confidence: float, what: str) -> Claim:
+def rate_claim(
+    rates: list[float | None], errors: list[float], limit: float, confidence: float, what: str, unit: str = "per_s"
+) -> Claim:
     """Whether the mean rate of the repeats is at least `limit`.
 
     rates: per repeat, per second. errors: relative standard error of each. The larger of the error within and between
@@ -83,12 +85,9 @@ def rate_claim(rates: list[float | None], errors: list[float], limit: float, con
         half = max(half, t_quantile(confidence, len(known) - 1) * between)
     if not math.isfinite(half):
         return Claim(
-            "INCONCLUSIVE", f"{what} {figure(mean, 'per_s')} has no interval (fewer than two slices with data)", mean
+            "INCONCLUSIVE", f"{what} {figure(mean, unit)} has no interval (fewer than two slices with data)", mean
         )
     lower, upper = mean - half, mean + half
     status = decide(lower, upper, limit, "higher")
-    reason = (
-        f"{what} {figure(mean, 'per_s')}, {percent(confidence)} bounds {figure(lower, 'per_s')} to {figure(upper, 'per_s')}, "
-        f"limit {relative_limit('higher')} {figure(limit, 'per_s')}"
-    )
+    reason = f"{what} {figure(mean, unit)}, {bounds_words(lower, upper, limit, confidence, unit, 'higher')}"
     return Claim(status, reason, mean, lower, upper, SLICES * len(known))

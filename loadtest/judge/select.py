@@ -35,10 +35,18 @@ class Group:
         """The scope of some (or all) repeats of the group."""
         f = self.first
         return Scope(
-            config=f["config"], method=f["method"], gamma=f["gamma"], mix=f["mix"], sampling=f["sampling"], load=f["load"],
-            load_value=float(f["load_value"]), stratum=stratum, repeat=int(cells[0]["repeat"]) if len(cells) == 1 else None,
-            cell_ids=tuple(c["cell_id"] for c in cells), is_baseline=bool(f["is_baseline"]),
-        )  # fmt: skip
+            config=f["config"],
+            method=f["method"],
+            gamma=f["gamma"],
+            mix=f["mix"],
+            sampling=f["sampling"],
+            load=f["load"],
+            load_value=float(f["load_value"]),
+            stratum=stratum,
+            repeat=int(cells[0]["repeat"]) if len(cells) == 1 else None,
+            cell_ids=tuple(c["cell_id"] for c in cells),
+            is_baseline=bool(f["is_baseline"]),
+        )
 
 
 def key_of(cell: Mapping[str, Any]) -> GroupKey:

@@ -35,15 +35,19 @@ def _digits(value: float) -> str:
 
 
 def percent(confidence: float) -> str:
-    """ "95 %" for 0.95."""
+    """0.95 as "95 %"."""
     return f"{_digits(100 * confidence)} %"
 
 
 def count(n: int, noun: str) -> str:
-    """ "1 request", "1,200 requests"."""
+    """A number with its noun: "1 request", "1,200 requests"."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
-def relative_limit(direction: str) -> str:
-    """The sign between a figure and its limit."""
-    return "<=" if direction == "lower" else ">="
+def bounds_words(
+    lower: float | None, upper: float | None, limit: float, confidence: float, unit: str, direction: str
+) -> str:
+    """Bounds and limit: "95 % bounds 1 to 2 ms, limit <= 3 ms"."""
+    sign = "<=" if direction == "lower" else ">="
+    between = f"{figure(lower, unit)} to {figure(upper, unit)}"
+    return f"{percent(confidence)} bounds {between}, limit {sign} {figure(limit, unit)}"

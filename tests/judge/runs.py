@@ -27,33 +27,84 @@ class MemoryRun:
     table: pa.Table
     reads: list[list[str]] = field(default_factory=list)
 
-    def requests(self, columns: Sequence[str], filter: Any = None) -> pa.Table:
+    def requests(self, columns: Sequence[str], filter: Any = None) -> pa.Table:  # noqa: A002 - as RunData
         self.reads.append(list(columns))
         table = self.table if filter is None else self.table.filter(filter)
         return table.select(list(columns))
 
 
 def cell_facts(
-    config: str = "ngram-4", *, load: float = 8, repeat: int = 1, mix: str = "code", kind: str = "closed", **changes: Any
+    config: str = "ngram-4",
+    *,
+    load: float = 8,
+    repeat: int = 1,
+    mix: str = "code",
+    kind: str = "closed",
+    **changes: Any,
 ) -> dict[str, Any]:
     """A cell that passes every trust check."""
     baseline = config.startswith("baseline")
     label = f"{'c' if kind == 'closed' else kind}{load:g}"
     facts: dict[str, Any] = {
-        "run_id": "run", "cell_id": f"{config}-{mix}-greedy-{label}-r{repeat}", "config": config,
-        "method": "none" if baseline else "ngram", "gamma": None if baseline else 4, "mix": mix, "sampling": "greedy",
-        "temperature": 0.0, "top_p": 1.0, "seed": None, "load_kind": kind, "load_value": float(load), "load": label, "repeat": repeat,
-        "is_baseline": baseline, "simulated": False, "synthetic_acceptance": False, "state": "done", "state_reason": None,
-        "window_start_ns": START_NS, "window_end_ns": START_NS + int(WINDOW_S * 1e9), "window_s": WINDOW_S,
-        "dropped": 0, "workers_expected": 1, "workers_reported": 1, "worker_rows_missing": 0, "torn_files": [],
-        "duplicate_request_ids": 0, "coalesced_share": 0.0, "merged_first_share": 0.0, "client_lag_p99_us": 2000.0,
-        "lateness_p99_us": 100.0, "user_clock_share": 0.0, "worker_cpu_max": 0.3, "clock_step_us": 3.0, "scrapes_expected": 60,
-        "scrapes_ok": 60, "scrape_max_gap_s": 1.1, "counter_resets": [], "spec_identity_breaches": [], "contradictions": [],
-        "hdr_max_rel_error": 0.001, "hdr_overflow": 0, "unexplained_share": 0.0, "prefix_cache_queries": 1000.0,
-        "prefix_cache_hits": 0.0, "provenance_equal": PROVENANCE, "achieved_concurrency": float(load),
-        "rows_without_usage": 0, "worker_rows_extra": 0, "workers_missing": [], "event_errors": 0, "unclosed_files": [],
-        "edge_errors": [], "server_fingerprints": [], "response_models": [], "warnings": [], "notes": [],
-    }  # fmt: skip
+        "run_id": "run",
+        "cell_id": f"{config}-{mix}-greedy-{label}-r{repeat}",
+        "config": config,
+        "method": "none" if baseline else "ngram",
+        "gamma": None if baseline else 4,
+        "mix": mix,
+        "sampling": "greedy",
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "seed": None,
+        "load_kind": kind,
+        "load_value": float(load),
+        "load": label,
+        "repeat": repeat,
+        "is_baseline": baseline,
+        "simulated": False,
+        "synthetic_acceptance": False,
+        "state": "done",
+        "state_reason": None,
+        "window_start_ns": START_NS,
+        "window_end_ns": START_NS + int(WINDOW_S * 1e9),
+        "window_s": WINDOW_S,
+        "dropped": 0,
+        "workers_expected": 1,
+        "workers_reported": 1,
+        "worker_rows_missing": 0,
+        "torn_files": [],
+        "duplicate_request_ids": 0,
+        "coalesced_share": 0.0,
+        "merged_first_share": 0.0,
+        "client_lag_p99_us": 2000.0,
+        "lateness_p99_us": 100.0,
+        "user_clock_share": 0.0,
+        "worker_cpu_max": 0.3,
+        "clock_step_us": 3.0,
+        "scrapes_expected": 60,
+        "scrapes_ok": 60,
+        "scrape_max_gap_s": 1.1,
+        "counter_resets": [],
+        "spec_identity_breaches": [],
+        "contradictions": [],
+        "hdr_max_rel_error": 0.001,
+        "hdr_overflow": 0,
+        "unexplained_share": 0.0,
+        "prefix_cache_queries": 1000.0,
+        "prefix_cache_hits": 0.0,
+        "provenance_equal": PROVENANCE,
+        "achieved_concurrency": float(load),
+        "rows_without_usage": 0,
+        "worker_rows_extra": 0,
+        "workers_missing": [],
+        "event_errors": 0,
+        "unclosed_files": [],
+        "edge_errors": [],
+        "server_fingerprints": [],
+        "response_models": [],
+        "warnings": [],
+        "notes": [],
+    }
     return {**facts, **changes}
 
 
@@ -64,15 +115,35 @@ def request_rows(facts: dict[str, Any], n: int = 1000, **changes: Any) -> pa.Tab
     speculative = facts["method"] != "none"
     rows: dict[str, Any] = {
         **{k: facts[k] for k in REQUESTS_SCHEMA.names if k in facts},
-        "seq": at, "worker": 0, "user": 0, "phase": "measure", "request_id": [f"{facts['cell_id']}-{i}" for i in at],
-        "prompt_id": [f"p{i}" for i in at], "stratum": "edit", "turn": 0, "prompt_sha256": "x", "send_ns": start,
-        "first_token_ns": start + 100_000_000, "last_token_ns": start + 400_000_000, "end_ns": start + 400_000_000,
-        "clock": "kernel", "first_chunk_merged": False, "outcome": "ok", "http_status": 200, "completion_tokens": 31,
-        "token_source": "usage", "ttft_us": 100_000, "tpot_us": 10_000.0, "e2e_us": 400_000, "e2e_intended_us": 400_000,
-        "chunks": 16, "output_sha256": [hashlib.sha256(f"p{i}".encode()).hexdigest() for i in at],
-        "spec_steps": 10 if speculative else None, "draft_tokens": 40 if speculative else None,
+        "seq": at,
+        "worker": 0,
+        "user": 0,
+        "phase": "measure",
+        "request_id": [f"{facts['cell_id']}-{i}" for i in at],
+        "prompt_id": [f"p{i}" for i in at],
+        "stratum": "edit",
+        "turn": 0,
+        "prompt_sha256": "x",
+        "send_ns": start,
+        "first_token_ns": start + 100_000_000,
+        "last_token_ns": start + 400_000_000,
+        "end_ns": start + 400_000_000,
+        "clock": "kernel",
+        "first_chunk_merged": False,
+        "outcome": "ok",
+        "http_status": 200,
+        "completion_tokens": 31,
+        "token_source": "usage",
+        "ttft_us": 100_000,
+        "tpot_us": 10_000.0,
+        "e2e_us": 400_000,
+        "e2e_intended_us": 400_000,
+        "chunks": 16,
+        "output_sha256": [hashlib.sha256(f"p{i}".encode()).hexdigest() for i in at],
+        "spec_steps": 10 if speculative else None,
+        "draft_tokens": 40 if speculative else None,
         "accepted_tokens": 16 if speculative else None,
-    }  # fmt: skip
+    }
     rows.update(changes)
     arrays = []
     for name, kind in zip(REQUESTS_SCHEMA.names, REQUESTS_SCHEMA.types, strict=True):
@@ -104,11 +175,16 @@ def run_of(*parts: tuple[dict[str, Any], pa.Table], **run: Any) -> MemoryRun:
         tokens = [t for t in rows["completion_tokens"].to_pylist() if t is not None]
         ok = outcomes.count("ok")
         counts = {
-            "sent": len(outcomes), "ok": ok, "censored": outcomes.count("censored"),
-            "failed": len(outcomes) - ok - outcomes.count("censored"), "chunks": 16 * ok, "completion_tokens": sum(tokens),
+            "sent": len(outcomes),
+            "ok": ok,
+            "censored": outcomes.count("censored"),
+            "failed": len(outcomes) - ok - outcomes.count("censored"),
+            "chunks": 16 * ok,
+            "completion_tokens": sum(tokens),
             "mean_output_tokens": sum(tokens) / len(tokens) if tokens else None,
-            "output_tok_s": sum(tokens) / WINDOW_S, "request_rate": len(outcomes) / WINDOW_S,
-        }  # fmt: skip
+            "output_tok_s": sum(tokens) / WINDOW_S,
+            "request_rate": len(outcomes) / WINDOW_S,
+        }
         cells.append({**dict.fromkeys(CELLS_SCHEMA.names), **counts, **facts})
     names = set(CELLS_SCHEMA.names)
     table = pa.Table.from_pylist([{k: v for k, v in c.items() if k in names} for c in cells], schema=CELLS_SCHEMA)
@@ -116,7 +192,9 @@ def run_of(*parts: tuple[dict[str, Any], pa.Table], **run: Any) -> MemoryRun:
     return MemoryRun({"run_id": "run", "plan_sha256": "ab" * 32, **run}, table, rows)
 
 
-def simple_run(n: int = 1000, *, config: str = "ngram-4", facts: dict[str, Any] | None = None, **rows: Any) -> MemoryRun:
+def simple_run(
+    n: int = 1000, *, config: str = "ngram-4", facts: dict[str, Any] | None = None, **rows: Any
+) -> MemoryRun:
     """A run of one cell."""
     cell = cell_facts(config, **(facts or {}))
     return run_of((cell, request_rows(cell, n, **rows)))
