@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -221,14 +222,14 @@ def main() -> None:
         return
     if args.out.exists() and not manifest_file.exists() and any(args.out.iterdir()):
         parser.error(f"--out {args.out} holds files that this script did not make; name a new or empty folder")
+    missing = [name for name in ("torch", "transformers", "tokenizers") if importlib.util.find_spec(name) is None]
+    if missing:
+        parser.error(f"{sys.executable} has no {', '.join(missing)}; run this with the Python that install.sh made")
     unfinished = args.out.with_name(args.out.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     start = time.monotonic()
-    try:
-        manifest = make(unfinished, steps, recipe)
-    except ImportError as error:
-        raise SystemExit(f"make_tiny.py: {error}; run it with the interpreter of install.sh's environment") from error
+    manifest = make(unfinished, steps, recipe)
     (unfinished / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     # Whole or not at all: a run that breaks off leaves the models of the run before alone.
     shutil.rmtree(args.out, ignore_errors=True)
