@@ -1,0 +1,51 @@
+"""Command line and environment of one Locust start. No locust, no gevent here: `run.py` imports this module."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from loadtest.load.protocol import ENV_JOB, ENV_PARENT
+from loadtest.model import LoadJob
+
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+"""The packaged locustfile; `locustfiles/replay.py` of the repository imports the same names from it."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that is free now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def locust_argv(
+    job_file: Path, job: LoadJob, *, web_ui: bool = False, web_host: str = "127.0.0.1", web_port: int = 8089
+) -> list[str]:
+    """The argument list that runs all cells of `job`; start it with `locust_env(job_file)`.
+
+    There is always a master and at least one worker process: the process that measures does nothing else. The exit
+    code of the process is 0 only when every cell of the job is finished.
+    """
+    if not job_file.is_file():
+        raise FileNotFoundError(f"no job file {job_file}: write it with loadtest.model.to_json first")
+    port = str(free_port())
+    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--processes", str(max(1, job.client.workers))]
+    argv += ["--master-bind-host", "127.0.0.1", "--master-bind-port", port]
+    argv += ["--master-host", "127.0.0.1", "--master-port", port]
+    argv += ["--host", job.base_urls[0], "--stop-timeout", "0"]
+    if web_ui:
+        argv += ["--web-host", web_host, "--web-port", str(web_port), "--autostart", "--autoquit", "0"]
+    else:
+        argv += ["--headless", "--only-summary"]
+    return argv
+
+
+def locust_env(job_file: Path, base: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment for `locust_argv`: `base` (or this process's own) plus the job and who started it."""
+    env = dict(os.environ if base is None else base)
+    env[ENV_JOB] = str(job_file.resolve())
+    env[ENV_PARENT] = str(os.getpid())
+    return env

@@ -1,0 +1,15 @@
+"""The locustfile that Locust gets: the user class, the shape of a planned run, and the hooks that set both up."""
+
+import locust  # first: it patches the standard library
+
+from loadtest.load import context
+from loadtest.load.users import ReplayUser
+
+__all__ = ["ReplayUser"]
+
+context.install(locust.events)
+
+if context.job_file() is not None:  # a planned run: the job drives the users; by hand Locust's own fields do
+    from loadtest.load.stages import Stages
+
+    __all__ += ["Stages"]
