@@ -16,6 +16,9 @@ from loadtest.judge.verdict import Reason
 from loadtest.model import Slo
 from loadtest.plan.metrics import METRICS
 
+NOT_REAL = ("simulated", "synthetic_acceptance")
+"""Reasons that no longer run can cure: the figures may be sound, but they are not those of a real server."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -45,7 +48,7 @@ class Context:
 
     def trusted(self, cell_id: str, *, real: bool = True) -> bool:
         """Whether nothing blocks the cell. real=False looks past "simulated" and "synthetic_acceptance"."""
-        past = () if real else ("simulated", "synthetic_acceptance")
+        past = () if real else NOT_REAL
         return not any(r.blocking and r.code not in past for r, _ in self.trust[cell_id])
 
     def taint_of(self, slo: Slo) -> str:
@@ -79,5 +82,5 @@ def row_facts(rows: Rows) -> dict[str, int]:
     return {
         "rows": len(rows),
         "implausible_rows": int(impossible.sum()),
-        "rows_without_usage": int(np.isnan(served["completion_tokens"]).sum()),
+        "served_without_usage": int(np.isnan(served["completion_tokens"]).sum()),
     }

@@ -12,8 +12,10 @@ from typing import Any
 
 import loadtest
 from loadtest.judge.comparable import RUN_REASONS
-from loadtest.judge.context import Context, load_context
+from loadtest.judge.comparisons import compare_all, crossovers
+from loadtest.judge.context import NOT_REAL, Context, load_context
 from loadtest.judge.criteria import claim_of, limit_of
+from loadtest.judge.decision import decide_all
 from loadtest.judge.frame import RunLike
 from loadtest.judge.select import CellFacts, Group, names_baseline, selects
 from loadtest.judge.verdict import CellTrust, Check, Reason, Scope, Status, Verdict, worst
@@ -39,6 +41,7 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
     for group in context.groups:
         if not covered.issuperset(c["cell_id"] for c in group.cells):
             checks += _checks_of(context, implicit_slo(), group, None, implicit=True)
+    compared = compare_all(context)
     reasons = _run_reasons(context, slos)
     simulated = any(c["simulated"] is not False for c in context.cells)
     synthetic = any(c["synthetic_acceptance"] is not False for c in context.cells)
@@ -55,6 +58,9 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
         synthetic_acceptance=synthetic,
         checks=tuple(checks),
         cells=tuple(_cell_trust(context, cell) for cell in context.cells),
+        comparisons=tuple(c.comparison for c in compared),
+        crossovers=tuple(crossovers(compared)),
+        decisions=tuple(decide_all(context, compared, checks, bool(slos))),
         reasons=reasons,
     )
 
@@ -107,17 +113,35 @@ def _judge(
 ) -> Check:
     metric = METRICS[slo.metric]
     claim = claim_of(context, slo, group, cells, stratum)
-    status, reason = _with_trust(context, cells, context.taint_of(slo), claim.status, claim.reason)
+    taint = context.taint_of(slo)
+    status, reason = _with_trust(context, cells, taint, claim.status, claim.reason)
+    on_figures, _ = _with_trust(context, cells, taint, claim.status, claim.reason, real=False)
     fields = {f.name: getattr(claim, f.name) for f in dataclasses.fields(claim) if f.name not in ("status", "reason")}
     scope = group.scope(cells, stratum)
-    return _check(slo, metric, scope, status, reason, gating=gating, implicit=implicit, **fields)
+    return _check(
+        slo,
+        metric,
+        scope,
+        status,
+        reason,
+        on_these_figures=on_figures,
+        gating=gating,
+        implicit=implicit,
+        **fields,
+    )
 
 
 def _with_trust(
-    context: Context, cells: Sequence[CellFacts], group: str, status: Status, reason: str
+    context: Context, cells: Sequence[CellFacts], group: str, status: Status, reason: str, *, real: bool = True
 ) -> tuple[Status, str]:
-    """A PASS needs trust; a FAIL stands unless a fault could have caused it."""
-    blocking = [(r, taints) for cell in cells for r, taints in context.trust[cell["cell_id"]] if r.blocking]
+    """A PASS needs trust; a FAIL stands unless a fault could have caused it. real=False looks past simulation."""
+    past = () if real else NOT_REAL
+    blocking = [
+        (r, taints)
+        for cell in cells
+        for r, taints in context.trust[cell["cell_id"]]
+        if r.blocking and r.code not in past
+    ]
     if not blocking or status == "INCONCLUSIVE":
         first = f"{blocking[0][0].code}: {blocking[0][0].seen}; " if blocking else ""
         return status, first + reason

@@ -130,7 +130,9 @@ CHECKS: tuple[TrustCheck, ...] = (
         "Use more workers or a machine of its own for the client; without kernel stamps (TLS) use a plain connection.",
         frozenset((LATENCY,)),
         see.served(
-            see.at_most("client_lag_p99_us", CLIENT_LAG_US, "P99 of read time minus kernel stamp {value:.0f} us")
+            see.stamped(
+                see.at_most("client_lag_p99_us", CLIENT_LAG_US, "P99 of read minus kernel stamp {value:.0f} us")
+            )
         ),
     ),
     TrustCheck(
@@ -227,7 +229,7 @@ CHECKS: tuple[TrustCheck, ...] = (
         "Without the server's usage the tokens are not known.",
         "Ask for stream_options.include_usage or start vLLM with --enable-force-include-usage.",
         frozenset((RATES, ACCEPTANCE)),
-        see.at_most("rows_without_usage", 0, "{value:g} served requests without a token count"),
+        see.at_most("served_without_usage", 0, "{value:g} served requests without a token count"),
     ),
     TrustCheck(
         "hdr_mismatch",

@@ -92,6 +92,8 @@ class Check:
     more: int | None = None
     """About how many more requests would decide it; None: not known or decided."""
     more_unit: Literal["requests", "prompts", "repeats"] = "requests"
+    on_these_figures: Status = "INCONCLUSIVE"
+    """The status if the server and its acceptance were real; equal to `status` where they are."""
     gating: bool = True
     """False: shown, but not part of the overall status (a baseline that no criterion names)."""
     implicit: bool = False
