@@ -78,7 +78,7 @@ def from_log(text: str) -> dict[str, Any]:
         found.update({k: args[k] for k in KEPT if k in args})
         found["speculative"] = args.get("speculative_config")
     if engine := _ENGINE.search(text):
-        pairs = dict(_PAIR.findall(engine["config"]))
+        pairs = dict(_PAIR.findall(_without_nested(engine["config"])))
         found["vllm_version"] = engine["version"]
         found.update({k: _literal(v) for k, v in pairs.items() if k in KEPT})
         if "max_seq_len" in pairs:
@@ -129,6 +129,13 @@ def lossy_modes(speculative: Any) -> list[str]:
         f"{k}={speculative[k]}" for k in ("posterior_threshold", "posterior_alpha") if speculative.get(k) is not None
     ]
     return found
+
+
+def _without_nested(text: str) -> str:
+    """`a=1, b=B(a=2, c=C(d=3)), e=4` without the values in parentheses, whose keys repeat the outer ones."""
+    while (shorter := re.sub(r"\([^()]*\)", "", text)) != text:
+        text = shorter
+    return text
 
 
 def _spec_of_engine_line(inner: str) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def guard(argv: list[str], status_file: Path, grace_s: float) -> int:
     stopped = tree.exit_code is None
     if stopped:
         tree.signal_group(signal.SIGTERM)
-    killed = [] if tree.wait_gone(grace_s if stopped else LEFTOVER_GRACE_S) else tree.kill()
+    killed = [] if tree.wait_gone(grace_s if stopped else min(grace_s, LEFTOVER_GRACE_S)) else tree.kill()
     code = tree.exit_code if tree.exit_code is not None else -signal.SIGKILL
     _write(status_file, {"pid": tree.child.pid, "exit_code": code, "stopped": stopped, "killed": killed})
     return code if code >= 0 else 128 - code

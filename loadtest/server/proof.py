@@ -49,7 +49,7 @@ def asked_for(config: ConfigSpec, target: TargetSpec, model_name: str) -> dict[s
 
 
 def prove(asked: Mapping[str, Any], sources: Sequence[Source], simulated: bool = False) -> dict[str, dict[str, Any]]:
-    """`{field: {asked, value, source, status}}`. The first source that contradicts is told, else the first that knows."""
+    """`{field: {asked, value, source, status}}`; a source that contradicts is told before one that agrees."""
     return {field: _prove_one(field, wanted, sources, simulated) for field, wanted in asked.items()}
 
 

@@ -19,7 +19,10 @@ from loadtest.server.proof import Source, asked_for, prove
 from loadtest.server.ready import models_of
 
 SIMULATED_HEADER = "x-loadtest-simulated"
-NOT_FACTS = ("speculative", "served_model_name", "metrics_models", "engines", "num_gpu_blocks")
+NOT_FACTS = (
+    "speculative", "served_model_name", "metrics_models", "engines", "num_gpu_blocks",
+    "spec_families_present", "k_from_positions",
+)  # fmt: skip
 """Told elsewhere, or free to differ between replicas."""
 PROBE_TIMEOUT_S = 120.0
 """The first request of a fresh vLLM compiles kernels: up to 20 s were seen on two cores."""
