@@ -106,9 +106,9 @@ def count_columns(rows: RowSums, files: CellFiles) -> Row:
 
 def _dropped(rows: RowSums, files: CellFiles) -> int | None:
     if files.done is None:
-        return rows.counts["never_sent"]
+        return rows.counts["dropped"]
     told = sum(int(w.get("dropped") or 0) for w in files.done.get("workers", {}).values())
-    return max(told, rows.counts["never_sent"])
+    return max(told, rows.counts["dropped"])
 
 
 def worker_columns(rows: RowSums, files: CellFiles) -> Row:
@@ -225,7 +225,7 @@ def reconciliation_columns(rows: RowSums, cell: Deltas | None, spec: SpecDelta |
         "cell_req_draft_tokens": block.drafted if block.rows else None,
         "cell_req_accepted_tokens": block.accepted if block.rows else None,
         "cell_req_completion_tokens": rows.tokens["cell_completion"] if rows.token_rows["cell_completion"] else None,
-        "rows_without_usage": rows.counts["rows"] - rows.counts["never_sent"] - rows.token_rows["cell_completion"],
+        "rows_without_usage": rows.counts["rows"] - rows.counts["dropped"] - rows.token_rows["cell_completion"],
         "explainable_tokens": None if rows.explainable_unbounded else rows.explainable_tokens,
     }
     generation = None if cell is None else cell.total(GENERATION_TOKENS)

@@ -151,7 +151,7 @@ _CELLS: dict[str, Text] = {
     "completion_tokens": ("tokens", "rows", "sum over ok window rows that report it"),
     "tokens_unknown_rows": ("rows", "rows", "requests with chunks in the window whose tokens nobody told"),
     "request_rate": ("1/s", "rows", "ok window requests / window_s"),
-    "output_tok_s": ("tokens/s", "rows", "tokens that arrived in the window (see method.md) / window_s; null if a row is silent"),
+    "output_tok_s": ("tokens/s", "rows", "tokens that arrived in the window / window_s; null if a row is mute"),
     "error_rate": ("share", "rows", "(failed + censored) / sent; null where nothing was sent"),
     "achieved_concurrency": ("requests", "rows", "time average of requests in flight inside the window (Little)"),
     "sent_rate": ("1/s", "rows", "window requests / window_s"),

@@ -25,12 +25,13 @@ import pyarrow.parquet as pq
 
 from loadtest import __version__
 from loadtest.errors import RunFolderError
+from loadtest.load import hdr
 from loadtest.load.records import RAW_SCHEMA
 from loadtest.merge import cells as columns
 from loadtest.merge import latency
 from loadtest.merge.plan_cells import PlannedCell, planned_cells, read_run
 from loadtest.merge.quantiles import QUANTILES
-from loadtest.merge.read_raw import RawFile, tables, worker_files
+from loadtest.merge.read_raw import RawFile, ahead, tables, worker_files
 from loadtest.merge.rows import RowSums, ints, known
 from loadtest.merge.schema import CELLS_SCHEMA
 from loadtest.merge.server_view import ServerView
@@ -105,7 +106,7 @@ class _Merge:
             ServerWriter(self.temporary / "server.parquet", self.metadata) as server,
             (self.temporary / "latency.hlog").open("w", encoding="ascii") as hlog,
         ):
-            hlog.write(latency.hlog_header(start_s))
+            hlog.write(hdr.hlog_header(start_s))
             for number, cell in enumerate(planned, 1):
                 self.progress(f"merge {number}/{len(planned)} {cell.cell.cell_id}: {cell.state.replace('_', ' ')}")
                 row, lines = self._cell(cell, server, start_s)
@@ -141,12 +142,9 @@ class _Merge:
         row |= self._hdr_check(planned, row, histograms, over, files)
         self.summary.rows += rows.counts["rows"]
         self.summary.warnings += [f"{planned.cell.cell_id}: {text}" for text in files.torn]
-        start_ns, end_ns = files.window or (0, 0)
-        offset = start_ns / 1e9 - start_s if files.window else 0.0
-        tag = planned.cell.cell_id
-        return row, [
-            latency.hlog_line(f"{tag}.{m}", h, offset, (end_ns - start_ns) / 1e9) for m, h in histograms.items()
-        ]
+        start_ns, end_ns = files.window or (int(start_s * 1e9),) * 2
+        tagged = {f"{planned.cell.cell_id}.{metric}": h for metric, h in histograms.items()}
+        return row, [hdr.hlog_line(entry, start_s) for entry in hdr.one_interval(tagged, start_ns, end_ns)]
 
     def _server(self, planned: PlannedCell, server: ServerWriter, files: columns.CellFiles) -> ServerView:
         view = ServerView()
@@ -169,7 +167,7 @@ class _Merge:
         metadata = {**self.metadata, "loadtest.provenance_sha256": digest if planned.provenance else ""}
         keys = cell_keys(self.run_id, planned.cell)
         with RequestWriter(request_path(self.temporary, planned.cell), keys, metadata) as writer:
-            for _, table in tables(raws, PIECE_ROWS, PIECE_BYTES):
+            for _, table in ahead(tables(raws, PIECE_ROWS, PIECE_BYTES)):
                 rows.add(table)
                 state = view.state_at(ints(table, "send_ns"))
                 sent = known(table, "send_ns")
@@ -197,7 +195,8 @@ class _Merge:
         files: columns.CellFiles,
     ) -> dict[str, Any]:
         """Both histograms, ours of the rows and the master's live one, against the exact quantiles."""
-        live = latency.read_live(planned.path / "live.hlog")
+        live, trouble = latency.read_live(planned.path / "live.hlog")
+        files.notes += [trouble] if trouble else []
         errors = []
         for metric, histogram in histograms.items():
             exact = {q: row[f"{metric}_{q}_us"] for q in QUANTILES}

@@ -6,12 +6,17 @@ is cut exactly between two batches reads as clean (measured), so callers also co
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
+
+T = TypeVar("T")
 
 _END_MARKER = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _WORKER_FILE = re.compile(r"worker-(\d+)(?:-(\d+))?\.arrows")
@@ -37,26 +42,30 @@ class RawFile:
             size = self.path.stat().st_size
             with pa.OSFile(str(self.path), "rb") as source:
                 reader = pa.ipc.open_stream(source)
-                while True:
-                    batch = reader.read_next_batch()
-                    batch.validate()
-                    batch = conform(batch, self.schema)
+                for raw in self._read(reader):
+                    raw.validate()
+                    batch = conform(raw, self.schema)
                     self.rows += batch.num_rows
                     yield batch
-        except StopIteration:
-            self._check_end(size)
+                self._check_end(source.tell(), size)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OSError, ValueError) as error:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             self.torn = f"{self.path.name}: torn after {self.rows} rows ({first_line})"
 
-    def _check_end(self, size: int) -> None:
-        # A tail of zeros, as some file systems leave after a power cut, reads as an end marker.
+    @staticmethod
+    def _read(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield reader.read_next_batch()
+
+    def _check_end(self, position: int, size: int) -> None:
+        # A tail of zeros, as some file systems leave after a power cut, reads as an end mark with bytes behind it.
+        if position < size:
+            self.torn = f"{self.path.name}: {size - position} stray bytes after {self.rows} rows"
+            return
         with self.path.open("rb") as file:
             file.seek(max(0, size - len(_END_MARKER)))
-            tail = file.read()
-        self.closed = tail == _END_MARKER
-        if not self.closed and tail.endswith(b"\x00" * 8):
-            self.torn = f"{self.path.name}: ends in zero bytes after {self.rows} rows"
+            self.closed = file.read() == _END_MARKER
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -105,3 +114,12 @@ def tables(files: list[RawFile], max_rows: int, max_bytes: int) -> Iterator[tupl
                 parts, rows, size = [], 0, 0
         if parts:
             yield file, pa.Table.from_batches(parts, file.schema).combine_chunks()
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made in a thread while the one before is worked on (reading and gluing free the GIL)."""
+    with ThreadPoolExecutor(1, "merge-read") as pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item

@@ -18,6 +18,9 @@ from loadtest.merge.quantiles import CountedMicroseconds, DistinctStrings, Exact
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
+DROPPED = "dropped"
+"""Start of `error` in the row of an arrival that was dropped."""
+
 LATENCIES = ("ttft", "tpot", "e2e")
 _MAX_NAMES = 20  # distinct models or fingerprints that are listed; more than one is a finding already
 
@@ -36,6 +39,14 @@ def known(table: pa.Table, name: str) -> BoolArray:
 def equal(table: pa.Table, name: str, value: str) -> BoolArray:
     """Where a text column has this value."""
     return np.asarray(pc.fill_null(pc.equal(table.column(name), value), False).to_numpy())
+
+
+def dropped_rows(table: pa.Table) -> BoolArray:
+    """Open-loop arrivals over the cap: never given to a connection, so no request.
+
+    A request whose connection failed has no send_ns either, but it was tried and counts as sent and failed.
+    """
+    return np.asarray(pc.fill_null(pc.starts_with(table.column("error"), DROPPED), False).to_numpy())
 
 
 def lists(table: pa.Table, name: str) -> tuple[IntArray, pa.Array]:
@@ -96,7 +107,8 @@ class RowSums:
 
     def add(self, table: pa.Table) -> None:
         """Takes a table of RAW_SCHEMA with one chunk for each column."""
-        sent = known(table, "send_ns")
+        stamped = known(table, "send_ns")
+        sent = stamped | ~dropped_rows(table)
         measure = equal(table, "phase", "measure")
         ok, censored = equal(table, "outcome", "ok"), equal(table, "outcome", "censored")
         window, good = measure & sent, measure & sent & ok
@@ -106,7 +118,7 @@ class RowSums:
         self._add_block(table, self.cell_block, known(table, "spec_steps"), check=True)
         self._add_block(table, self.window_block, known(table, "spec_steps") & window, check=False)
         if self.window is not None:
-            self._add_window(table, self.window, sent, ok | censored)
+            self._add_window(table, self.window, stamped, ok | censored)
 
     def _count(self, table: pa.Table, sent: BoolArray, window: BoolArray, good: BoolArray, censored: BoolArray) -> None:
         workers = ints(table, "worker")
@@ -118,7 +130,7 @@ class RowSums:
         add = {
             "rows": len(sent),
             "sent": window.sum(),
-            "never_sent": (~sent).sum(),
+            "dropped": (~sent).sum(),
             "ok": good.sum(),
             "censored": (window & censored).sum(),
             "not_kernel": (window & ~equal(table, "clock", "kernel")).sum(),
