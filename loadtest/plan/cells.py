@@ -149,7 +149,7 @@ def _config_spec(plan: Plan, config: Config, is_baseline: bool) -> ConfigSpec:
         method="none" if speculative is None else str(speculative["method"]),
         gamma=None if speculative is None else speculative.get(GAMMA),
         speculative=speculative,
-        launch=None if config.launch is None else _launch(plan, config.launch),
+        launch=None if config.launch is None else _launch(config.launch),
         urls=config.all_urls,
         metrics_urls=tuple(config.metrics_urls),
         sim=None if config.sim is None else dict(config.sim),
@@ -157,16 +157,13 @@ def _config_spec(plan: Plan, config: Config, is_baseline: bool) -> ConfigSpec:
     )
 
 
-def _launch(plan: Plan, launch: Launch) -> dict[str, Any]:
-    env = dict(launch.env)
-    if plan.cache.prefix == "reset":
-        env.setdefault("VLLM_SERVER_DEV_MODE", "1")  # /reset_prefix_cache exists only in this mode
+def _launch(launch: Launch) -> dict[str, Any]:
     return {
         "host": launch.host,
         "port": launch.port,
         "command": list(launch.command),
         "args": list(launch.args),
-        "env": env,
+        "env": dict(launch.env),
         "ready_timeout_s": launch.ready_timeout,
         "stop_timeout_s": launch.stop_timeout,
         "per_request_spec_metrics": launch.per_request_spec_metrics,

@@ -136,8 +136,8 @@ def _slo_facts(slo: Slo, cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _text(facts: dict[str, Any]) -> list[str]:
     plan, cells, time = facts["plan"], facts["cells"], facts["time"]
-    lines = [f"plan {plan['name']}: {plan['model']}, {len(facts['configs'])} configs, {len(cells)} cells, "
-             f"{plan['repeats']} repeat(s), seed {plan['seed']}"]  # fmt: skip
+    counts = f"{len(facts['configs'])} configs, {len(cells)} cells, {plan['repeats']} repeat(s), seed {plan['seed']}"
+    lines = [f"plan {plan['name']}: {plan['model']}, {counts}"]
     lines += ["", "Configs", *_config_lines(facts["configs"])]
     lines += ["", f"Cells, in order of measurement ({len(facts['server_starts'])} server starts)"]
     lines += table(

@@ -29,7 +29,7 @@ class MixPrompts:
 
 
 def load_mixes(plan: Plan) -> list[MixPrompts]:
-    """All mixes of a plan. Raises DatasetError for a file without prompts, or where a warm-up prompt is measured too."""
+    """All mixes of a plan. Raises DatasetError for a file without prompts, or a warm-up prompt that is measured too."""
     mixes = [_load_mix(mix, plan.folder) for mix in plan.mix]
     _check_apart(mixes)
     return mixes

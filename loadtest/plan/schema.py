@@ -86,10 +86,6 @@ _MEASURE_SCHEMA = {
 Window = Annotated[Measure, BeforeValidator(_measure), PlainSerializer(_measure_text), WithJsonSchema(_MEASURE_SCHEMA)]
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 class Target(Table):
     """What is served, equal for all configs."""
 
@@ -241,10 +237,10 @@ class Mix(Table):
 class Load(Table):
     """How hard, how long, how often. At least one of `concurrency` and `rate`."""
 
-    concurrency: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_as_list)] = Field(
+    concurrency: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list, description="Closed loop: number of users, each with one request in flight."
     )
-    rate: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_as_list)] = Field(
+    rate: list[Annotated[float, Field(gt=0)]] = Field(
         default_factory=list, description="Open loop: requests per second."
     )
     arrival: Literal["poisson", "constant"] = Field(default="poisson", description="Arrivals of the open loop.")
@@ -317,10 +313,10 @@ class Client(Table):
 class Cache(Table):
     """What may carry over between cells."""
 
-    prefix: Literal["salt", "none", "reset"] = Field(
+    prefix: Literal["salt", "none"] = Field(
         default="salt",
-        description="Prefix cache: `salt` puts a short line in front of every prompt; `reset` asks a server that we "
-        "start to empty it before each cell; `none` lets it carry over.",
+        description="Prefix cache: `salt` puts a short line in front of every prompt, so that nothing carries over; "
+        "`none` sends the prompts as they are.",
     )
     suffix: Literal["cold", "warm"] = Field(
         default="cold",
@@ -330,6 +326,8 @@ class Cache(Table):
 
 class Plan(Table):
     """A whole plan. `folder` is where the plan file lies: relative paths start there."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of the plan format: 1.")
     name: Name = Field(default="loadtest", description="Name of the plan, part of the run's id.")
@@ -364,5 +362,5 @@ class Plan(Table):
 
     def to_json(self) -> dict[str, Any]:
         """The plan with every default filled in, as plain JSON values that `loader.plan_from_json` reads back."""
-        dumped: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        dumped: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
         return dumped
