@@ -85,6 +85,7 @@ def _load_mix(mix: Mix, folder: Path | None) -> MixPrompts:
         prompts += [_as_part(prompt, index, mix) for prompt in dataset.prompts]
         # Parts that share a pool use it once; a part without warm-up prompts of its own is left out of their order.
         pools.setdefault(part.warmup or DEFAULT_WARMUP, index)
+    prompts = _apart(prompts)
     for name, index in pools.items():
         dataset = load_dataset(_found(name, folder))
         sources.append((name, dataset))
@@ -114,6 +115,19 @@ def _found(name: str, folder: Path | None) -> Path:
 def _as_part(prompt: Prompt, part: int, mix: Mix) -> Prompt:
     later = prompt.later_turns if mix.turns == "all" else ()
     return replace(prompt, part=part, later_turns=later)
+
+
+def _apart(prompts: list[Prompt]) -> list[Prompt]:
+    """Ids that stand in several parts get the part in front: rows are paired between configs by prompt id."""
+    parts: dict[str, set[int]] = {}
+    for prompt in prompts:
+        parts.setdefault(prompt.prompt_id, set()).add(prompt.part)
+    return [
+        prompt
+        if len(parts[prompt.prompt_id]) == 1
+        else replace(prompt, prompt_id=f"part{prompt.part}:{prompt.prompt_id}")
+        for prompt in prompts
+    ]
 
 
 def _check_apart(mixes: Sequence[MixPrompts]) -> None:

@@ -46,6 +46,16 @@ def test_files_parts_and_weights(write_plan: WritePlan, tmp_path: Path) -> None:
     assert {order.at(seq)[0] for seq in range(5)} == {0, 1, 2}
 
 
+def test_ids_that_stand_in_two_data_sets_are_told_apart(write_plan: WritePlan, tmp_path: Path) -> None:
+    """Rows are paired between configs by prompt id, and many public data sets count from 1."""
+    parts = (
+        'parts = [{ dataset = "code.jsonl", warmup = "warm.jsonl" }, { dataset = "b.jsonl", warmup = "warm.jsonl" }]'
+    )
+    (tmp_path / "b.jsonl").write_text('{"id": "p0", "prompt": "another"}\n{"id": "q", "prompt": "x"}\n')
+    (mix,) = load_mixes(load_plan(write_plan(mixes='[[mix]]\nname = "m"\n' + parts + "\n")))
+    assert [p.prompt_id for p in mix.prompts] == ["part0:p0", "p1", "p2", "p3", "p4", "part1:p0", "q"]
+
+
 def test_first_turn_only_on_request(write_plan: WritePlan, tmp_path: Path) -> None:
     path = write_plan(mixes=MIX + 'turns = "first"\n')
     (tmp_path / "code.jsonl").write_text('{"turns": ["one", "two"]}')
