@@ -112,7 +112,7 @@ def hlog_header(base_s: float) -> str:
 
 
 def hlog_line(entry: HlogEntry, base_s: float) -> str:
-    """One line: start and length in seconds, the maximum in ms, the histogram of us. Raises ValueError for a bad tag."""
+    """One line: start and length in s, the maximum in ms, the histogram of us. Raises ValueError for a bad tag."""
     tag, h = entry.tag, entry.histogram
     if not tag or "," in tag or any(c.isspace() for c in tag):
         raise ValueError(f"hlog tag {tag!r}: use a name without comma and white space")
