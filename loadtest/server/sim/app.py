@@ -81,11 +81,16 @@ def run_sim(options: SimOptions) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `loadtest sim` with these arguments (default: the process's own); returns the exit code."""
+    import click
+
     from loadtest.errors import LoadtestError
-    from loadtest.server.sim.command import sim_command
+    from loadtest.server.sim.command import sim_command  # it imports this module
 
     try:
         sim_command.main(args=list(argv) if argv is not None else None, prog_name="loadtest sim", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
     except LoadtestError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -80,6 +80,7 @@ class Engine:
             sink=sink,
             arrival_s=now,
             blocks=block_keys(prompt, self.parameters.block_size),
+            reserved_blocks=-(-(len(prompt) + max_tokens) // self.parameters.block_size),
         )
         self.waiting.append(sequence)
         self._gauges()
@@ -162,12 +163,12 @@ class Engine:
         budget = self.parameters.prefill_budget_tokens - sum(s.prefill_left for s in self.running)
         while self.waiting and len(self.running) < self.options.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
-            if self.running and self._reserved_blocks + sequence.room_blocks > self.parameters.num_blocks:
+            if self.running and self._reserved_blocks + sequence.reserved_blocks > self.parameters.num_blocks:
                 break
             self.waiting.popleft()
             if sequence.sink.closed:
                 continue
-            self._reserved_blocks += sequence.room_blocks
+            self._reserved_blocks += sequence.reserved_blocks
             sequence.scheduled_s = now
             # At least one token is always computed, so a prompt of whole blocks never hits its last one.
             usable = (len(sequence.prompt) - 1) // self.parameters.block_size
@@ -189,7 +190,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._reserved_blocks -= sequence.room_blocks
+        self._reserved_blocks -= sequence.reserved_blocks
 
     def _count_draft(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         sequence.spec.add(drafted, accepted)

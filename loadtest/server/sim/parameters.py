@@ -131,7 +131,7 @@ class Parameters:
     suffix_repeat: Acceptance = Acceptance(0.97, (0.97,))
     """Suffix decoding on a prompt that it has answered before."""
     suffix_min_token_probability: float = 0.1
-    """Draft lengths vary: one reaches position i with that position's survival as its chance, but at least with this."""
+    """Draft lengths vary: one reaches position i with its survival as the chance, but at least with this."""
 
     def step_ms(
         self, method: Method, gamma: int, decoding: int, draft_tokens: int, prefill_tokens: int, seqs: int

@@ -75,7 +75,5 @@ class Sequence:
     """(drafted, accepted) of the step under way; None: it does not yield a token."""
     spec: SpecStats = field(default_factory=SpecStats)
 
-    @property
-    def room_blocks(self) -> int:
-        """KV blocks that the sequence may need in the end."""
-        return len(self.blocks) + self.max_tokens // 16 + 2
+    reserved_blocks: int = 0
+    """KV blocks that the sequence may need in the end."""

@@ -118,9 +118,10 @@ def token_id(token: str) -> int:
 
 def guess_stratum(prompt: str) -> Stratum:
     """Kind of task: non_english by letters, code by code words, edit by an edit word and code to edit, else chat."""
-    letters = _LETTER.findall(prompt)
-    if letters and sum(not c.isascii() for c in letters) / len(letters) > NON_ASCII_SHARE:
-        return "non_english"
+    if not prompt.isascii():
+        letters = _LETTER.findall(prompt)
+        if letters and sum(not c.isascii() for c in letters) / len(letters) > NON_ASCII_SHARE:
+            return "non_english"
     if _CODE.search(prompt) is None:
         return "chat"
     return "edit" if _EDIT.search(prompt) and len(_code_lines(prompt)) >= EDIT_MIN_CODE_LINES else "code"

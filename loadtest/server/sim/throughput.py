@@ -13,8 +13,8 @@ from loadtest.server.sim.text import guess_stratum, tokenize
 
 CONCURRENCY = (1, 8, 32, 128)
 OUTPUT_TOKENS = 256
-WINDOW_S = 6.0
-"""Model time of one run: about six answers per stream for the baseline."""
+WINDOW_S = 4.0
+"""Model time of one run: about four answers per stream for the baseline."""
 
 PROMPTS: dict[Stratum, str] = {
     "code": "Write a Python function that merges two sorted lists, with type hints and a docstring. Task {k}.",
