@@ -210,7 +210,7 @@ class Connection:
         self._total_s: float | None = None
         self._read_s = self._shortest_timeout_s = reader.read_timeout_s
         self._sent_at = self._quiet_since = 0.0
-        self._reads_then = 0
+        self._reads_then = self._replayed = 0
 
     def exchange(
         self, request: bytes, *, total_timeout_s: float | None = None, read_timeout_s: float | None = None
@@ -260,7 +260,7 @@ class Connection:
         raw.new_connection = self._socket is None
         if self._socket is None and not self._connect(raw):
             return
-        self._need, self._got, self._keep_alive, self._reads_then = _NEW, 0, True, 0
+        self._need, self._got, self._keep_alive, self._reads_then, self._replayed = _NEW, 0, True, 0, 0
         self._done.clear()
         self._raw = raw
         self._sent_at = self._quiet_since = time.monotonic()
@@ -356,8 +356,11 @@ class Connection:
 
     def _replay(self) -> None:
         """Asks the HTTP parser whether a chunked answer has ended."""
-        message = http1.replay(self._raw.reads if self._raw is not None else ())
+        reads = self._raw.reads if self._raw is not None else []
+        self._replayed = len(reads)
+        message = http1.replay(reads)
         if message.complete:
+            self._keep_alive &= not message.extra
             self._end("complete", None)
         elif message.error:
             self._broken("bad_http", message.error)
@@ -369,7 +372,7 @@ class Connection:
         if len(raw.reads) != self._reads_then:
             self._reads_then, self._quiet_since = len(raw.reads), now
         quiet_s = now - self._quiet_since
-        if self._need == http1.CHUNKED and quiet_s > _ODD_END_S and raw.reads[-1].endswith(b"\r\n\r\n"):
+        if self._need == http1.CHUNKED and quiet_s > _ODD_END_S and self._replayed < len(raw.reads):
             self._replay()
         if self._done.is_set():
             return

@@ -103,8 +103,8 @@ class Message:
     complete: bool = False
     """By HTTP framing; a close-delimited body is never complete here (the engine knows that it was closed)."""
     error: str | None = None
-    head_read: int = 0
-    """Number of the read that completed the head."""
+    extra: bool = False
+    """Bytes follow the whole message: the connection must not be used again."""
     _ends: list[int] = field(default_factory=list)
 
     def read_of(self, end: int) -> int:
@@ -152,12 +152,12 @@ def replay(reads: Sequence[bytes]) -> Message:
         for data in reads:
             feed(data)
             counts.append(len(sink.parts))
-            if not sink.head_done:
-                message.head_read = len(counts)
-            elif sink.complete:
+            if sink.complete:
+                message.extra = len(counts) < len(reads)
                 break
     except httptools.HttpParserError as error:
         counts.append(len(sink.parts))
+        message.extra = sink.complete
         if not sink.complete:
             message.error = str(error) or type(error).__name__
     parts = sink.parts
