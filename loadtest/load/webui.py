@@ -1,6 +1,6 @@
 """Locust's web page: two tabs of our own, and a guard in front of it. Import after locust.
 
-Locust has no protection against CSRF, answers every origin and stops a test on GET. So a request that a page of another
+Locust has no protection against CSRF, answers every origin. So a request that a page of another
 site made is refused, and a server bound to loopback answers only to a loopback name (DNS rebinding).
 """
 

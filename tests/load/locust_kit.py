@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -69,20 +73,23 @@ def make_cell(index: int = 0, **changes: Any) -> Cell:
     return Cell(**(facts | changes))
 
 
-def make_job(run_dir: Path, url: str, cells: list[Cell], texts: list[str] | None = None, **changes: Any) -> LoadJob:
+MIXES = {"mini": [f"measured {i}" for i in range(40)], "hang": ["HANG here", "HANG there"]}
+WARMUP = ["warm 0", "warm 1"]
+
+
+def make_job(run_dir: Path, url: str, cells: list[Cell], **changes: Any) -> LoadJob:
     folder = run_dir / "prompts"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, prompts in (
-        ("mini", texts or [f"measured {i}" for i in range(40)]),
-        ("mini.warmup", ["warm 0", "warm 1"]),
-    ):
+    files = {}
+    for name, prompts in [*MIXES.items(), *((f"{mix}.warmup", WARMUP) for mix in MIXES)]:
         lines = [
             {"prompt_id": f"{name}-{i}", "stratum": f"s{i % 2}", "messages": [{"role": "user", "content": text}]}
             for i, text in enumerate(prompts)
         ]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        files[name] = f"prompts/{name}.jsonl"
+        (run_dir / files[name]).write_text("".join(json.dumps(x) + "\n" for x in lines))
     provenance = run_dir / "provenance.json"
-    provenance.write_text("{}")
+    provenance.write_text('{"simulated": false}')
     facts: dict[str, Any] = {
         "run_id": "r",
         "run_dir": str(run_dir),
@@ -92,12 +99,42 @@ def make_job(run_dir: Path, url: str, cells: list[Cell], texts: list[str] | None
         "api": "chat",
         "client": ClientSpec(workers=1),
         "cells": tuple(cells),
-        "prompt_files": {"mini": "prompts/mini.jsonl", "mini.warmup": "prompts/mini.warmup.jsonl"},
-        "mix_weights": {"mini": (1.0,)},
+        "prompt_files": files,
+        "mix_weights": dict.fromkeys(MIXES, (1.0,)),
         "scraper_socket": None,
         "provenance_file": str(provenance),
     }
     return LoadJob(**(facts | changes))
+
+
+class FakeScraper:
+    """Answers the control protocol on a Unix socket and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fs-", dir="/tmp"))
+        self.path = str(self.folder / "s")
+        self.asked: list[tuple[int, dict[str, Any]]] = []
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self.path)
+        self._server.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                with connection, connection.makefile("rwb") as lines:
+                    for line in lines:
+                        self.asked.append((time.time_ns(), json.loads(line)))
+                        lines.write(b'{"ok": true, "t_ns": %d, "errors": [], "series": 1}\n' % time.time_ns())
+                        lines.flush()
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(2)
+        shutil.rmtree(self.folder)
 
 
 def start_locust(job: LoadJob, *, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -115,12 +152,13 @@ def start_locust(job: LoadJob, *, env: dict[str, str] | None = None) -> subproce
         )
 
 
-def run_locust(job: LoadJob, timeout_s: float = 40.0) -> int:
-    process = start_locust(job)
+def run_locust(job: LoadJob, timeout_s: float = 40.0, env: dict[str, str] | None = None) -> int:
+    process = start_locust(job, env=env)
     try:
         return process.wait(timeout_s)
     finally:
         end_tree(process.pid)
+        process.wait()
 
 
 def end_tree(pid: int) -> None:

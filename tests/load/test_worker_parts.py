@@ -1,0 +1,175 @@
+"""What of the Locust side needs no Locust run: order and phases of a cell, batches, folders, the page's guard."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import locust_kit as kit
+import pytest
+
+from loadtest.errors import LoadError
+from loadtest.load import cellrun, files
+from loadtest.load.cellrun import CellRun, decode_mix, encode_prompts, mix_digest
+from loadtest.load.launch import LOCUSTFILE, locust_argv, locust_env
+from loadtest.load.scrapelink import ScrapeLink
+from loadtest.model import ClientSpec, Message, Prompt, to_json
+
+MEASURED = tuple(Prompt(f"m{i}", "s", (Message("user", f"measured {i}"),)) for i in range(5))
+WARM = (Prompt("w0", "s", (Message("user", "warm"),)),)
+
+
+def mix(warmup: tuple[Prompt, ...] = WARM) -> cellrun.MixPrompts:
+    prompts, pool = encode_prompts(MEASURED), encode_prompts(warmup)
+    sha = mix_digest(prompts, pool, [1.0])
+    return decode_mix({"mix": "mini", "sha256": sha, "prompts": prompts, "warmup": pool, "weights": [1.0]})
+
+
+def test_two_workers_take_all_numbers_once() -> None:
+    runs = [CellRun(kit.make_cell(), mix(), worker) for worker in (0, 1)]
+    taken = []
+    for offset, run in enumerate(runs):
+        run.set_window(0, 100, (offset, 2), 0)
+        taken += [t for _ in range(10) if (t := run.take(50)) is not None]
+    assert sorted(t.seq for t in taken) == list(range(20))
+    alone = CellRun(kit.make_cell(), mix(), 0)
+    alone.set_window(0, 100, (0, 1), 0)
+    same = {t.seq: t.messages for _ in range(20) if (t := alone.take(50)) is not None}
+    assert {t.seq: t.messages for t in taken} == same
+
+
+def test_phase_is_by_send_time_and_no_warmup_prompt_is_ever_measured() -> None:
+    run = CellRun(kit.make_cell(), mix(), 0)
+    assert run.take(1) is None  # the gate is not open yet
+    run.set_window(100, 200, (0, 1), 0)
+    warm, measured = run.take(99), run.take(100)
+    assert warm is not None
+    assert measured is not None
+    assert (warm.prompt.prompt_id, warm.request_id) == ("w0", "0-0-w0")
+    assert measured.prompt.prompt_id.startswith("m")
+    assert run.phase(warm, 99) == run.phase(warm, 101) == "warmup"
+    assert run.phase(measured, 100) == run.phase(measured, 199) == "measure"
+    assert run.phase(measured, 200) == "drain"
+    assert run.take(200) is None
+
+
+def test_without_a_pool_the_warmup_is_salted_apart() -> None:
+    run = CellRun(kit.make_cell(), mix(()), 0)
+    run.set_window(100, 200, (0, 1), 0)
+    warm = run.take(1)
+    assert warm is not None
+    assert warm.messages[0].content.startswith("[warmup-s1-0]")
+
+
+def test_a_sequential_cell_sends_each_number_once_and_ends() -> None:
+    run = CellRun(kit.make_cell(load_kind="sequential", measure_requests=5, measure_s=None), mix(), 0)
+    run.set_window(0, 100, (0, 1), 0)
+    tickets = [run.take(1) for _ in range(6)]
+    assert [t and t.seq for t in tickets] == [0, 1, 2, 3, 4, None]
+    assert {t.prompt.prompt_id for t in tickets if t} == {"m0", "m1", "m2", "m3", "m4"}
+
+
+def test_an_edge_that_arrives_too_late_is_told() -> None:
+    run = CellRun(kit.make_cell(), mix(), 0)
+    run.set_window(0, 10**12, (0, 1), 0)
+    run.set_window(0, 5 * 10**9, (0, 1), 5_030_000_000)
+    assert run.counts()["late_window_ms"] == pytest.approx(30)
+
+
+def test_damaged_prompts_are_refused() -> None:
+    with pytest.raises(LoadError, match="arrived damaged"):
+        decode_mix({"mix": "mini", "sha256": "0" * 64, "prompts": b"{}", "warmup": b"", "weights": [1.0]})
+
+
+def run_python(code: str) -> str:
+    """Runs `code` in a process of its own: importing Locust patches the standard library of the process for good."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_value_that_fits_no_column_costs_no_row() -> None:
+    out = run_python(
+        """
+import locust, json
+from loadtest.load.batches import BatchSender
+import pyarrow as pa
+from loadtest.load.records import RAW_SCHEMA
+blank = {"seq": 1, "worker": 0, "user": 0, "phase": "measure", "request_id": "a", "prompt_id": "p", "stratum": "s",
+         "turn": 0, "prompt_sha256": "x", "clock": "user", "outcome": "ok", "token_source": "none"}
+sent = []
+sender = BatchSender(lambda data, rows: sent.append((data, rows)))
+sender.add(blank)
+sender.add(blank | {"request_id": "b", "output_text": "half \\ud83d", "chunks": 2**40})
+sender.flush()
+rows = [r for data, _ in sent for r in pa.ipc.read_record_batch(pa.py_buffer(data), RAW_SCHEMA).to_pylist()]
+print(json.dumps([[r["request_id"], r["outcome"], r["error"], r["output_text"]] for r in rows]))
+"""
+    )
+    good, bad = json.loads(out)
+    assert good == ["a", "ok", None, None]
+    assert bad[:2] == ["b", "bad_payload"]
+    assert "output_text" in bad[2]
+    assert "chunks" in bad[2]
+
+
+def test_foreign_pages_and_names_are_refused() -> None:
+    out = run_python(
+        """
+import locust, json
+from loadtest.load.webui import refusal
+def ask(host, path="/swarm", bound="127.0.0.1", **headers):
+    return refusal(bound, host, path, {k.replace("_", "-"): v for k, v in headers.items()}) is None
+print(json.dumps([
+    ask("127.0.0.1:8089", Origin="http://127.0.0.1:8089"), ask("localhost:8089"), ask("[::1]:8089"),
+    ask("127.0.0.1:8089", "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate"),
+    ask("lab:8089", bound="0.0.0.0", Origin="http://lab:8089"),
+    ask("127.0.0.1:8089", Origin="http://evil.example"), ask("evil.example:8089"), ask("127.0.0.1:8089", Origin="null"),
+    ask("127.0.0.1:8089", "/stop", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate"),
+    ask("lab:8089", bound="0.0.0.0", Origin="http://evil.example"),
+]))
+"""
+    )
+    assert json.loads(out) == [True] * 5 + [False] * 5
+
+
+def test_an_unfinished_cell_is_moved_aside_each_time(tmp_path: Path) -> None:
+    job = kit.make_job(tmp_path, "http://127.0.0.1:1", [kit.make_cell()])
+    (cell,) = job.cells
+    for attempt in range(3):
+        folder = files.begin_cell(job, cell)
+        (folder / "mark").write_text(str(attempt))
+        assert json.loads((folder / "cell.json").read_text())["cell"] == to_json(cell)
+        assert (folder / "provenance.json").is_file()
+    aside = [tmp_path / "cells" / f"{cell.cell_id}.unfinished-{k}" / "mark" for k in (1, 2)]
+    assert [p.read_text() for p in aside] == ["0", "1"]
+    files.write_json(folder / "done.json", {})
+    with pytest.raises(LoadError, match="already finished"):
+        files.begin_cell(job, cell)
+
+
+def test_a_scraper_that_is_gone_is_an_error_of_the_edge_not_of_the_cell(tmp_path: Path) -> None:
+    link = ScrapeLink(str(tmp_path / "none"))
+    assert "none" in str(link.open("c", "d"))
+    edge = link.edge("window_start")
+    assert edge["ok"] is False
+    assert "FileNotFoundError" in edge["errors"][0]
+    assert ScrapeLink(None).edge("idle_start")["ok"] is None  # not measured
+
+
+def test_the_command_line_names_a_packaged_file_and_the_job(tmp_path: Path) -> None:
+    job = kit.make_job(tmp_path, "http://127.0.0.1:1", [kit.make_cell()], client=ClientSpec(workers=3))
+    with pytest.raises(FileNotFoundError, match="no job file"):
+        locust_argv(tmp_path / "job.json", job)
+    (tmp_path / "job.json").write_text("{}")
+    argv = locust_argv(tmp_path / "job.json", job)
+    assert argv[argv.index("-f") + 1] == str(LOCUSTFILE)
+    assert LOCUSTFILE.is_file()
+    assert argv[argv.index("--processes") + 1] == "3"
+    assert "--headless" in argv
+    page = locust_argv(tmp_path / "job.json", job, web_ui=True)
+    assert page[page.index("--web-host") + 1] == "127.0.0.1"
+    assert "--headless" not in page
+    assert locust_env(tmp_path / "job.json", {})["LOADTEST_JOB"] == str((tmp_path / "job.json").resolve())
