@@ -5,47 +5,55 @@ from __future__ import annotations
 import csv
 import io
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
-FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version", "power.limit", "clocks.max.sm")
+FIELDS = ("index", "name", "memory.total", "driver_version", "power.limit", "clocks.max.sm")
 TIMEOUT_S = 20.0
 """nvidia-smi can take seconds where persistence mode is off."""
 
 
 def gpus() -> list[dict[str, Any]] | None:
-    """One dict per GPU: index, name, memory_total_mib, memory_used_mib, driver, power_limit_w, max_sm_clock_mhz.
+    """One dict per GPU: index, name, memory_total_mib, driver, power_limit_w, max_sm_clock_mhz.
 
-    None where nvidia-smi is absent or fails: not known, which is not the same as no GPU.
+    Only what stays the same between two servers, so that configs can be compared by it. None where nvidia-smi is
+    absent or fails: not known, which is not the same as no GPU.
     """
-    argv = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    rows = _query(FIELDS)
+    return None if rows is None else [_gpu(row) for row in rows]
+
+
+def memory_used_mib() -> float | None:
+    """Memory in use on all GPUs together, MiB; None where it is not known."""
+    rows = _query(("memory.used",))
+    used = [_number(row[0]) for row in rows or []]
+    return sum(u for u in used if u is not None) if used and None not in used else None
+
+
+def _query(fields: Sequence[str]) -> list[list[str]] | None:
+    argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return parse(done.stdout)
+    rows = csv.reader(io.StringIO(done.stdout), skipinitialspace=True)
+    return [[cell.strip() for cell in row] for row in rows if len(row) == len(fields)]
 
 
-def parse(text: str) -> list[dict[str, Any]]:
-    """The rows of nvidia-smi's CSV in the order of FIELDS; values such as `[N/A]` become None."""
-    found = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if len(row) == len(FIELDS):
-            index, name, _uuid, total, used, driver, power, clock = (c.strip() for c in row)
-            found.append(
-                {
-                    "index": _number(index),
-                    "name": name,
-                    "memory_total_mib": _number(total),
-                    "memory_used_mib": _number(used),
-                    "driver": driver,
-                    "power_limit_w": _number(power),
-                    "max_sm_clock_mhz": _number(clock),
-                }
-            )
-    return found
+def _gpu(row: Sequence[str]) -> dict[str, Any]:
+    index, name, total, driver, power, clock = row
+    return {
+        "index": _number(index),
+        "name": name,
+        "memory_total_mib": _number(total),
+        "driver": driver,
+        "power_limit_w": _number(power),
+        "max_sm_clock_mhz": _number(clock),
+    }
 
 
 def _number(text: str) -> float | int | None:
+    """None for texts such as `[N/A]`."""
     try:
         value = float(text)
     except ValueError:

@@ -18,6 +18,7 @@ from loadtest.model import ConfigSpec, TargetSpec
 from loadtest.plan.commandline import serve_argv
 from loadtest.server import ports
 from loadtest.server.diagnose import Diagnosis, diagnose, tail
+from loadtest.server.gpu import memory_used_mib
 from loadtest.server.probe import auth_headers
 from loadtest.server.ready import Progress, wait_ready
 from loadtest.server.sim.options import sim_argv
@@ -28,6 +29,10 @@ STOP_TIMEOUT_S = 60.0
 PORT_FREE_TIMEOUT_S = 10.0
 """After the last process of the tree is gone the kernel frees the port at once; this covers a loaded machine."""
 KEY_VARIABLES = ("VLLM_API_KEY", "OPENAI_API_KEY")
+GPU_FREE_TIMEOUT_S = 30.0
+"""The driver frees the memory of a killed process within seconds."""
+GPU_SLACK_MIB = 512.0
+"""Other users of the GPU (a desktop, a monitor) move by this much."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -59,6 +64,7 @@ class ServerProcess:
         self.model_name = _model_name(config, target, self.argv)
         self.fingerprint = _after(self.argv, "--fingerprint-value") or _after(self.argv, "--fingerprint")
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._gpu_before_mib: float | None = None
 
     @property
     def pid(self) -> int | None:
@@ -87,6 +93,7 @@ class ServerProcess:
                     f"port {self._port} on {self._host} is taken by {ports.owner(self._port)}; "
                     "stop it or give another launch.port"
                 )
+            self._gpu_before_mib = None if self.simulated else memory_used_mib()
             self._spawn()
             base = self._base_url()
             wait_ready(
@@ -111,7 +118,8 @@ class ServerProcess:
     def stop(self) -> None:
         """SIGTERM, after the stop timeout SIGKILL, for the whole tree. Fine without a start and twice.
 
-        Raises ServerError when the port is still taken afterwards.
+        Raises ServerError when the port or the GPU memory is still taken afterwards: the next server would not get
+        what this one had.
         """
         if self._guardian is None:
             return
@@ -120,6 +128,8 @@ class ServerProcess:
             raise ServerError(
                 f"port {self._port} is still taken after {self.config.name} was stopped, by {ports.owner(self._port)}"
             )
+
+        self._wait_gpu_free()
 
     def diagnosis(self) -> Diagnosis:
         """Why a server that was ready is not there any more, from its log."""
@@ -187,6 +197,17 @@ class ServerProcess:
             guardian.kill()
             guardian.wait()
         (self.folder / "server.port").unlink(missing_ok=True)
+
+    def _wait_gpu_free(self) -> None:
+        before, self._gpu_before_mib = self._gpu_before_mib, None
+        deadline = time.monotonic() + GPU_FREE_TIMEOUT_S
+        while before is not None and (used := memory_used_mib()) is not None and used > before + GPU_SLACK_MIB:
+            if time.monotonic() >= deadline:
+                raise ServerError(
+                    f"{used:g} MiB of GPU memory are in use after {self.config.name} was stopped, "
+                    f"{before:g} MiB were before it started; see nvidia-smi for the process that holds them"
+                )
+            time.sleep(0.5)
 
     def _failed(self, error: StartError, elapsed_s: float) -> StartError:
         """Write failed.json; the error with the diagnosis."""

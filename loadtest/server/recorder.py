@@ -67,7 +67,7 @@ class Recorder:
             return {"ok": False, "error": "no recording is open: send open first"}
         if not name.replace("_", "").isalnum():
             return {"ok": False, "error": f"an edge name is letters, digits and _: {name!r}"}
-        got, settled = await self._settled(settle_s) if settle_s > 0 else (await self._all(), None)
+        got, unsettled = await self._settled(settle_s) if settle_s > 0 else (await self._all(), None)
         for number, one in enumerate(got):
             self._recording.add(one, name)
             self._recording.keep_text(one, name, number)
@@ -78,21 +78,25 @@ class Recorder:
             "errors": [f"{one.endpoint}: {one.error}" for one in got if not one.ok],
             "series": sum(one.page.vllm_series for one in got if one.page),
         }
-        if settled is not None:
-            answer["settled"] = settled
+        if settle_s > 0:
+            answer["settled"] = unsettled is None
+            answer["errors"] += [unsettled] if unsettled else []
         return answer
 
     async def close(self) -> dict[str, Any]:
         """End the recording; fine without one."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ends = await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         recording, self._recording = self._recording, None
         if recording is None:
             return {"ok": True, "scrapes": 0, "errors": 0}
-        recording.close()
-        return {"ok": True, "scrapes": recording.scrapes, "errors": recording.errors}
+        broken = [f"{type(e).__name__}: {e}" for e in ends if isinstance(e, Exception)]  # a full disk, for example
+        with contextlib.suppress(OSError):
+            recording.close()
+        answer: dict[str, Any] = {"ok": not broken, "scrapes": recording.scrapes, "errors": recording.errors}
+        return answer | ({"error": f"the recording broke off: {broken[0]}"} if broken else {})
 
     async def shutdown(self) -> None:
         """Close the recording and the connections."""
@@ -119,7 +123,8 @@ class Recorder:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return await fetch(self._session, endpoint, self._headers, self._timeout_s)
 
-    async def _settled(self, settle_s: float) -> tuple[list[Fetched], bool]:
+    async def _settled(self, settle_s: float) -> tuple[list[Fetched], str | None]:
+        """The last scrape, and None or why the engines do not count as idle."""
         deadline = time.monotonic() + settle_s
         last: Snapshot | None = None
         while True:
@@ -127,10 +132,12 @@ class Recorder:
             now = snapshot({g.endpoint: g.page for g in got if g.ok and g.page})
             healthy = all(g.ok for g in got)
             busy = sum(v for k, v in now.values.items() if k.metric in BUSY_GAUGES)
-            if healthy and last is not None and busy == 0 and _cumulative(now) == _cumulative(last):
-                return got, True
+            still = last is not None and _cumulative(now) == _cumulative(last)
+            if healthy and still and busy == 0:
+                return got, None
             if time.monotonic() >= deadline:
-                return got, False
+                cause = f"{busy:g} requests run or wait" if busy else "counters still move" if healthy else "no scrape"
+                return got, f"not idle after {settle_s:g} s: {cause}"
             last = now if healthy else None
             await asyncio.sleep(min(SETTLE_POLL_S, max(0.0, deadline - time.monotonic())))
 

@@ -196,26 +196,31 @@ def test_the_fingerprint_of_a_probe_request(replica, reply, tmp_path):
     assert attached(tmp_path, NGRAM, web, probe=True)["fingerprint"] == "vllm-0.32.0-a0c3687b"
 
 
-def test_nvidia_smi_rows_are_read_and_absence_is_not_zero(monkeypatch, tmp_path):
-    rows = [
-        "0, NVIDIA H200, GPU-1, 143771, 12, 570.86.15, 700.00, 1980",
-        "1, NVIDIA H200, GPU-2, 143771, [N/A], 570.86.15, [N/A], 1980",
-    ]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu.gpus() is None
-    smi = tmp_path / "nvidia-smi"
+def fake_smi(folder, *rows):
+    smi = folder / "nvidia-smi"
     smi.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
     smi.chmod(0o755)
+    return smi
+
+
+def test_nvidia_smi_rows_are_read_and_absence_is_not_zero(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu.gpus() is None
+    assert gpu.memory_used_mib() is None
+    smi = fake_smi(tmp_path, "0, NVIDIA H200, 143771, 570.86.15, 700.00, 1980", "1, X, 143771, 570.86.15, [N/A], 1980")
     first, second = gpu.gpus()
     assert first == {
         "index": 0,
         "name": "NVIDIA H200",
         "memory_total_mib": 143771,
-        "memory_used_mib": 12,
         "driver": "570.86.15",
         "power_limit_w": 700,
         "max_sm_clock_mhz": 1980,
     }
-    assert (second["memory_used_mib"], second["power_limit_w"]) == (None, None)
+    assert second["power_limit_w"] is None
+    fake_smi(tmp_path, "12", "30")
+    assert gpu.memory_used_mib() == 42
+    fake_smi(tmp_path, "12", "[N/A]")
+    assert gpu.memory_used_mib() is None
     smi.write_text("#!/bin/sh\nexit 9\n")
     assert gpu.gpus() is None

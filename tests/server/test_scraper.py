@@ -182,6 +182,7 @@ def test_settle_gives_up_at_its_deadline_and_says_so(web, reply, scrape):
     web.pages["/metrics"] = reply(b'vllm:num_requests_running{engine="0"} 1\n')
     answers, rows, _ = scrape([web.url + "/metrics"], edges=["idle_end"], settle_s=0.6)
     assert (answers[1]["ok"], answers[1]["settled"]) == (True, False)
+    assert answers[1]["errors"] == ["not idle after 0.6 s: 1 requests run or wait"]
     assert any(r["edge"] == "idle_end" for r in rows)
 
 
