@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from loadtest.server.sim.process import simulated_server
+from loadtest.server.sim.process import SimProcess, simulated_server
 from loadtest.server.sim.text import answer, guess_stratum, tokenize
 
 PROMPTS = [
@@ -20,8 +21,8 @@ PROMPTS = [
 ]
 
 
-def texts(prompts: list[str], options: dict[str, Any], **extra: Any) -> list[dict[str, Any]]:
-    """The answers of a fresh server to all prompts at once."""
+def texts(prompts: list[str], where: SimProcess | dict[str, Any], **extra: Any) -> list[dict[str, Any]]:
+    """The answers of a server, or of a fresh one with these options, to all prompts at once."""
 
     async def run(url: str) -> list[dict[str, Any]]:
         async def one(session: aiohttp.ClientSession, prompt: str) -> dict[str, Any]:
@@ -33,7 +34,9 @@ def texts(prompts: list[str], options: dict[str, Any], **extra: Any) -> list[dic
         async with aiohttp.ClientSession() as session:
             return await asyncio.gather(*(one(session, p) for p in prompts))
 
-    with simulated_server(speed=50, **options) as server:
+    if isinstance(where, SimProcess):
+        return asyncio.run(run(where.url))
+    with simulated_server(speed=50, **where) as server:
         return asyncio.run(run(server.url))
 
 
@@ -42,8 +45,14 @@ def contents(replies: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def baseline() -> list[dict[str, Any]]:
-    return texts(PROMPTS, {})
+def plain() -> Iterator[SimProcess]:
+    with simulated_server(speed=50) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def baseline(plain: SimProcess) -> list[dict[str, Any]]:
+    return texts(PROMPTS, plain)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "eagle", "eagle3"])
@@ -68,11 +77,11 @@ def test_a_seeded_run_repeats_itself() -> None:
     assert first[1] != other[1]
 
 
-def test_sampling_seeds() -> None:
+def test_sampling_seeds(plain: SimProcess) -> None:
     """At temperature 1 a sampling seed repeats its text; another one, or none, gives another text."""
-    same = texts([PROMPTS[0]] * 2, {}, temperature=1, seed=3)
-    other = texts([PROMPTS[0]], {}, temperature=1, seed=4)
-    unseeded = texts([PROMPTS[0]] * 2, {}, temperature=1)
+    same = texts([PROMPTS[0]] * 2, plain, temperature=1, seed=3)
+    other = texts([PROMPTS[0]], plain, temperature=1, seed=4)
+    unseeded = texts([PROMPTS[0]] * 2, plain, temperature=1)
     assert len(set(contents(same))) == 1
     assert len(set(contents(same + other + unseeded))) == 4
 
@@ -85,20 +94,23 @@ def test_several_choices_have_no_metrics() -> None:
     assert reply["usage"]["completion_tokens"] == 60
 
 
-def test_answers_end_by_themselves_unless_told_otherwise() -> None:
+def test_answers_end_by_themselves_unless_told_otherwise(plain: SimProcess) -> None:
     """With room enough the reason is "stop" and the end-of-sequence token counts; ignore_eos runs to max_tokens."""
-    free = texts(PROMPTS, {}, max_tokens=4000)
+    free = texts(PROMPTS, plain, max_tokens=4000)
     assert {r["choices"][0]["finish_reason"] for r in free} == {"stop"}
     for reply in free:
         tokens = tokenize(reply["choices"][0]["message"]["content"])
         assert len(tokens) <= reply["usage"]["completion_tokens"] - 1
-    full = texts(PROMPTS, {}, max_tokens=600, ignore_eos=True)
+    full = texts(PROMPTS, plain, max_tokens=600, ignore_eos=True)
     assert {(r["choices"][0]["finish_reason"], r["usage"]["completion_tokens"]) for r in full} == {("length", 600)}
 
 
 def test_kind_of_task_is_guessed_from_the_prompt() -> None:
     """Code, edit, chat and other languages are told apart; an edit copies lines of its prompt."""
     assert [guess_stratum(p) for p in PROMPTS] == ["code", "edit", "chat", "non_english"]
+    assert guess_stratum("Define `clamp(x, lo, hi)` on one line.") == "code"
+    assert guess_stratum("用 Python 实现 `lis_length(xs)`。") == "code"
+    assert guess_stratum("Où est la gare, s'il vous plaît ?") == "chat"
     tokens, stops = answer(PROMPTS[1], "edit", 200, 0, ignore_eos=True, seed=1)
     assert not stops
     assert len(tokens) == 200

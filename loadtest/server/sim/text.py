@@ -15,11 +15,14 @@ from loadtest.server.sim.parameters import Stratum
 
 _TOKEN = re.compile(r" ?[A-Za-z]{1,8}| ?[0-9]{1,3}|[ \t]+|\n+|.", re.DOTALL)
 _CODE = re.compile(
-    r"```|\bdef \w|\bclass \w|\bfunction\b|\breturn\b|\bimport \w|#include|\bSELECT\b|\bpython\b|\bunit tests?\b",
-    re.IGNORECASE,
+    r"```|`\w+ ?[(=]|\bdef \w|\bclass \w|\bfunction\b|\breturn\b|\bimport \w|#include|\bSELECT\b|\bpython\b"
+    r"|\bunit tests?\b|\balgorithm\b|\blist comprehension\b|\bregular expression\b|\bimplement\b",
+    re.IGNORECASE | re.ASCII,
 )
 _EDIT = re.compile(
-    r"\b(edit|rewrite|refactor|rename|modify|change|fix|update|replace|add type|same file|whole file)\b", re.IGNORECASE
+    r"\b(edit|rewrite|refactor|rename|modify|change|fix|update|replace|remove|move|turn|convert|simplify|add type"
+    r"|same file|whole file)\b|[Rr]éécri|[Rr]écri|改",
+    re.IGNORECASE,
 )
 _LETTER = re.compile(r"[^\W\d_]")
 NON_ASCII_SHARE = 0.2
@@ -117,14 +120,14 @@ def token_id(token: str) -> int:
 
 
 def guess_stratum(prompt: str) -> Stratum:
-    """Kind of task: non_english by letters, code by code words, edit by an edit word and code to edit, else chat."""
+    """Kind of task: code by code words, edit by an edit word beside given code, non_english by letters, else chat."""
+    if _CODE.search(prompt):
+        return "edit" if _EDIT.search(prompt) and len(_code_lines(prompt)) >= EDIT_MIN_CODE_LINES else "code"
     if not prompt.isascii():
         letters = _LETTER.findall(prompt)
         if letters and sum(not c.isascii() for c in letters) / len(letters) > NON_ASCII_SHARE:
             return "non_english"
-    if _CODE.search(prompt) is None:
-        return "chat"
-    return "edit" if _EDIT.search(prompt) and len(_code_lines(prompt)) >= EDIT_MIN_CODE_LINES else "code"
+    return "chat"
 
 
 def _code_lines(prompt: str) -> list[str]:
