@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.load import hdr
+from loadtest.load.hdr import merge, new_histogram, percentiles, read_hlog, record
 from loadtest.merge.quantiles import QUANTILES
 from loadtest.merge.rows import LATENCIES, RowSums
 
@@ -22,12 +22,12 @@ IntArray = npt.NDArray[np.int64]
 def record_counts(histogram: Any, values: IntArray, counts: IntArray) -> int:
     """Adds `counts[i]` times `values[i]`; returns how many were out of range (kept, at the nearest end of the range).
 
-    `hdr.record` finds the counter of each distinct value once; millions of equal gaps then cost nothing more.
+    `record` finds the counter of each distinct value once; millions of equal gaps then cost nothing more.
     """
     if not len(values):
         return 0
-    single = hdr.new_histogram()
-    hdr.record(single, values)
+    single = new_histogram()
+    record(single, values)
     clamped = np.clip(values, 0, int(histogram.highest_trackable_value))
     order = np.argsort(clamped, kind="stable")
     per_counter = np.frombuffer(single.counts, dtype=np.uint64)
@@ -47,12 +47,12 @@ def histograms_of(rows: RowSums) -> tuple[dict[str, Any], int]:
     out: dict[str, Any] = {}
     over = 0
     for name in LATENCIES:
-        histogram = hdr.new_histogram()
+        histogram = new_histogram()
         for part in rows.latency[name].parts():
-            over += hdr.record(histogram, np.rint(part).astype(np.int64))
+            over += record(histogram, np.rint(part).astype(np.int64))
         if histogram.total_count:
             out[name] = histogram
-    histogram = hdr.new_histogram()
+    histogram = new_histogram()
     for values, counts in rows.gaps.value_counts():
         over += record_counts(histogram, values, counts)
     if histogram.total_count:
@@ -66,7 +66,7 @@ def max_relative_error(histogram: Any, exact: Mapping[str, float | None]) -> flo
     Half a microsecond is allowed for: histograms hold whole microseconds.
     """
     worst = None
-    found = hdr.percentiles(histogram, [100 * q for q in QUANTILES.values()])
+    found = percentiles(histogram, [100 * q for q in QUANTILES.values()])
     for value, name in zip(found, QUANTILES, strict=True):
         truth = exact.get(name)
         if value is None or truth is None:
@@ -82,8 +82,8 @@ def read_live(path: Path) -> tuple[dict[str, Any], str | None]:
     if not path.is_file():
         return out, None
     try:
-        for entry in hdr.read_hlog(path):
-            hdr.merge(out.setdefault(entry.tag, hdr.new_histogram()), entry.histogram)
+        for entry in read_hlog(path):
+            merge(out.setdefault(entry.tag, new_histogram()), entry.histogram)
     except (ValueError, OSError) as error:
         return {}, f"live.hlog cannot be read: {error}"
     return out, None

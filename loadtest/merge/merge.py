@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from loadtest import __version__
 from loadtest.errors import RunFolderError
-from loadtest.load import hdr
+from loadtest.load.hdr import hlog_header, hlog_line, one_interval
 from loadtest.load.records import RAW_SCHEMA
 from loadtest.merge import cells as columns
 from loadtest.merge import latency
@@ -106,7 +106,7 @@ class _Merge:
             ServerWriter(self.temporary / "server.parquet", self.metadata) as server,
             (self.temporary / "latency.hlog").open("w", encoding="ascii") as hlog,
         ):
-            hlog.write(hdr.hlog_header(start_s))
+            hlog.write(hlog_header(start_s))
             for number, cell in enumerate(planned, 1):
                 self.progress(f"merge {number}/{len(planned)} {cell.cell.cell_id}: {cell.state.replace('_', ' ')}")
                 row, lines = self._cell(cell, server, start_s)
@@ -144,7 +144,7 @@ class _Merge:
         self.summary.warnings += [f"{planned.cell.cell_id}: {text}" for text in files.torn]
         start_ns, end_ns = files.window or (int(start_s * 1e9),) * 2
         tagged = {f"{planned.cell.cell_id}.{metric}": h for metric, h in histograms.items()}
-        return row, [hdr.hlog_line(entry, start_s) for entry in hdr.one_interval(tagged, start_ns, end_ns)]
+        return row, [hlog_line(entry, start_s) for entry in one_interval(tagged, start_ns, end_ns)]
 
     def _server(self, planned: PlannedCell, server: ServerWriter, files: columns.CellFiles) -> ServerView:
         view = ServerView()

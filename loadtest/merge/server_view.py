@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -40,8 +41,8 @@ SeriesId = tuple[str, str | None, str | None, str]  # endpoint, engine, model, l
 
 @dataclass(slots=True)
 class _Series:
-    t: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    t: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
 
 
 @dataclass(slots=True)
