@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from loadtest.errors import LoadError, ServerError
-from loadtest.load.launch import locust_argv
+from loadtest.load.launch import locust_argv, locust_env
 from loadtest.model import LoadJob, to_json
 from loadtest.plan.cells import client_spec, expand, slos, target_spec
 from loadtest.plan.loader import load_plan
@@ -24,7 +24,8 @@ from loadtest.progress import Reporter
 from loadtest.run_folder import RunFolder, ServerStart, new_folder, write_facts, write_json
 from loadtest.server.attach import attach
 from loadtest.server.launch import ServerProcess
-from loadtest.server.provenance import collect
+from loadtest.server.provenance import Server as ProvedServer
+from loadtest.server.provenance import collect, require_no_contradiction
 from loadtest.server.scraper import start_scraper
 
 POLL_S = 0.2
@@ -35,13 +36,8 @@ CELL_OVERHEAD_S = 120.0
 """Allowance per cell on top of its own stages before Locust is called wedged: spawn, edge scrapes, settling."""
 
 
-class Server(Protocol):
-    """A started or attached server, as the load needs it."""
-
-    base_urls: tuple[str, ...]
-    metrics_urls: tuple[str, ...]
-    model_name: str
-    fingerprint: str | None
+class Server(ProvedServer, Protocol):
+    """A started or attached server, as the run needs it."""
 
     def stop(self) -> None:
         """Free everything that the start took."""
@@ -107,7 +103,9 @@ def _server(run: RunFolder, start: ServerStart, folder: Path, reporter: Reporter
     config, target = start.config, run.target()
     server: Server
     if config.urls:
-        server = attach(config, target)
+        client = run.client()
+        headers = {name: os.environ.get(variable, "") for name, variable in client.headers_env.items()}
+        server = attach(config, target, headers, (client.api_key_env,))
     else:
         process = ServerProcess(config, target, folder)
         reporter.status(f"{start.name}: starting the server")
@@ -126,11 +124,7 @@ def _measure_on(
     facts = run.facts
     provenance = collect(start.config, run.target(), server, folder)
     write_json(folder / "provenance.json", provenance)
-    if provenance.get("contradictions"):
-        raise ServerError(
-            f"the server of {start.config.name} runs another config than the plan asked for: "
-            f"{', '.join(provenance['contradictions'])}; see {folder / 'provenance.json'}"
-        )
+    require_no_contradiction(provenance)
     scraper = start_scraper(list(server.metrics_urls), folder, run.client().headers_env)
     try:
         job = LoadJob(
@@ -158,7 +152,6 @@ def _measure_on(
 
 def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path, reporter: Reporter) -> None:
     log = job_file.with_suffix(".locust.log")
-    env = {**os.environ, "LOADTEST_JOB": str(job_file), "LOADTEST_PARENT_PID": str(os.getpid())}
     budget_s = sum(
         c.warmup_s + (c.measure_s if c.measure_s is not None else c.max_measure_s) + c.drain_s + CELL_OVERHEAD_S
         for c in job.cells
