@@ -162,7 +162,7 @@ def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env=env,
+            env=locust_env(job_file),
             start_new_session=True,
         )
     deadline = time.monotonic() + budget_s
