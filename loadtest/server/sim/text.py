@@ -24,6 +24,7 @@ _EDIT = re.compile(
     r"|same file|whole file)\b|[Rr]éécri|[Rr]écri|改",
     re.IGNORECASE,
 )
+_FENCED = re.compile(r"```.*?(```|\Z)", re.DOTALL)
 _LETTER = re.compile(r"[^\W\d_]")
 NON_ASCII_SHARE = 0.2
 """More letters than this outside ASCII: not English. Accents in Western text stay below it, any CJK text is above."""
@@ -122,7 +123,8 @@ def token_id(token: str) -> int:
 def guess_stratum(prompt: str) -> Stratum:
     """Kind of task: code by code words, edit by an edit word beside given code, non_english by letters, else chat."""
     if _CODE.search(prompt):
-        return "edit" if _EDIT.search(prompt) and len(_code_lines(prompt)) >= EDIT_MIN_CODE_LINES else "code"
+        asks_for_edit = _EDIT.search(_FENCED.sub(" ", prompt))  # "update" inside the given code asks for nothing
+        return "edit" if asks_for_edit and len(_code_lines(prompt)) >= EDIT_MIN_CODE_LINES else "code"
     if not prompt.isascii():
         letters = _LETTER.findall(prompt)
         if letters and sum(not c.isascii() for c in letters) / len(letters) > NON_ASCII_SHARE:
