@@ -1,11 +1,14 @@
 """How far the client's times are from the server's own: reported over true, at p50 and p99.
 
     python benchmarks/fidelity.py                       # 64 streams, one and three tokens per chunk
-    python benchmarks/fidelity.py --streams 16 64 256 512 1024 --k 1 3 --runs 3
+    python benchmarks/fidelity.py --client engine --streams 16 64 256 512 1024 --k 1 3 --runs 3
 
 All streams start together and end together (closed loop on a fixed schedule: the worst case for one thread). The server
-runs on the first core, the client on the second. Every row is matched to the server's log by request id. The first
-request of each stream belongs to the ramp-up and is left out.
+runs on the first core, the client on the second. Every row is matched to the server's log by request id.
+
+--client locust (default): a whole Locust run with recording, rows from its files; only rows of the window count, and
+CPU is that of all client processes (master and worker) in the window, divided by the window's chunks.
+--client engine: the streaming client alone in plain greenlets; the first answer of each stream is left out as ramp-up.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import locust_client
 import schedule
 
 HERE = Path(__file__).parent
@@ -44,7 +48,7 @@ def compare(rows: list[dict[str, Any]], truth: dict[str, schedule.Truth]) -> dic
         told = truth[row["request_id"]]
         if row["outcome"] != "ok" or row["completion_tokens"] != told.tokens or row["chunks"] != len(told.sent_ns):
             raise SystemExit(f"{row['request_id']}: client {row['outcome']} {row['error']}, server {told.how}")
-        if row["turn"] == 0:
+        if not row["measured"]:
             continue
         offsets, sent = row["chunk_offset_us"], told.sent_ns
         chunks += len(sent)
@@ -68,36 +72,58 @@ def compare(rows: list[dict[str, Any]], truth: dict[str, schedule.Truth]) -> dic
     return out
 
 
-def pinned(argv: list[str], cpu: int | None) -> list[str]:
-    return argv if cpu is None else ["taskset", "-c", str(cpu), *argv]
-
-
 def one_run(streams: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
-    server_cpu, client_cpu = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    first, second = ([["taskset", "-c", str(c)] for c in cores[:2]]) if len(cores) > 1 else ([], [])
+    nice = ["nice", "-n", str(args.nice)] if args.nice else []
+    run = run_locust if args.client == "locust" else run_engine
     with tempfile.TemporaryDirectory() as folder:
-        log, out = Path(folder, "truth.log"), Path(folder, "rows.json")
-        with schedule.server(log, server_cpu, k=k, n=args.tokens, t0=args.t0_ms, step=args.step_ms) as url:
-            argv = [sys.executable, str(HERE / "engine_client.py"), url, str(streams), str(args.requests), str(out)]
-            subprocess.run(pinned([*argv, str(args.pace_s)], client_cpu), check=True)
-        client, truth = json.loads(out.read_text()), schedule.read_log(log)
+        log = Path(folder, "truth.log")
+        with schedule.server(log, [*nice, *first], k=k, n=args.tokens, t0=args.t0_ms, step=args.step_ms) as url:
+            client = run(Path(folder), url, streams, [*nice, *second], args)
+        truth = schedule.read_log(log)
     rows = client["rows"]
-    if len(rows) != streams * args.requests or len(truth) != len(rows):
-        raise SystemExit(f"{len(rows)} rows, {len(truth)} requests at the server, {streams * args.requests} expected")
+    if args.keep:
+        args.keep.write_text(json.dumps({"rows": rows, "done": client.get("done")}))
+    if {r["request_id"] for r in rows} != set(truth) or len(rows) != len(truth):
+        raise SystemExit(f"{len(rows)} rows, {len(truth)} requests at the server")
     result = compare(rows, truth)
-    chunks = sum(row["chunks"] for row in rows)
-    span_s = (max(r["end_ns"] for r in rows) - min(r["send_ns"] for r in rows)) / 1e9
+    window = [r for r in rows if r["measured"] or args.client == "engine"]
+    chunks = sum(row["chunks"] for row in window)
+    span_s = (max(r["end_ns"] for r in window) - min(r["send_ns"] for r in window)) / 1e9
     result.update(
         streams=streams,
         k=k,
         chunks_per_s=round(chunks / span_s),
         cpu_us_per_chunk=round(client["cpu_s"] * 1e6 / chunks, 1),
         peak_rss_mb=round(client["peak_rss_mb"], 1),
-        connections=client["connections"],
+        connections=max(t.connection for t in truth.values()),
         longest_stall_ms=max(client["stalls_ms"], default=0.0),
-        lag_max_ms=round(max(r["client_lag_us"] or 0 for r in rows) / 1000, 1),
+        lag_max_ms=round(max(r["client_lag_us"] or 0 for r in window) / 1000, 1),
     )
     return result
+
+
+def run_engine(folder: Path, url: str, streams: int, start: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    out = folder / "rows.json"
+    argv = [sys.executable, str(HERE / "engine_client.py"), url, str(streams), str(args.requests), str(out)]
+    argv.append(str(args.pace_s))
+    subprocess.run([*start, *argv], check=True)
+    client: dict[str, Any] = json.loads(out.read_text())
+    for row in client["rows"]:
+        row["measured"] = row["turn"] > 0
+    return client
+
+
+def run_locust(folder: Path, url: str, streams: int, start: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    answer_s = (args.t0_ms + args.step_ms * -(-args.tokens // max(args.k))) / 1000
+    job = locust_client.job_of(folder, url, streams, 1.5 * answer_s, args.requests * answer_s, args.pace_s)
+    client = locust_client.run(job, start, timeout_s=120)
+    for row in client["rows"]:
+        row["measured"] = row["phase"] == "measure"
+    workers = client["done"]["workers"].values()
+    client["stalls_ms"] = [ms for w in workers for ms in w["stalls_ms"]]
+    return client
 
 
 def median_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -136,14 +162,19 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--client", choices=["locust", "engine"], default="locust")
     parser.add_argument("--streams", type=int, nargs="+", default=[64])
     parser.add_argument("--k", type=int, nargs="+", default=[1, 3], help="tokens per chunk")
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--requests", type=int, default=4, help="per stream, the first is ramp-up")
+    parser.add_argument("--requests", type=int, default=4, help="answers per stream in the window")
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--t0-ms", type=float, default=50)
     parser.add_argument("--step-ms", type=float, default=20)
     parser.add_argument("--pace-s", type=float, default=0.002)
+    parser.add_argument(
+        "--nice", type=int, default=0, help="of server and client; below 0 where others use the machine"
+    )
+    parser.add_argument("--keep", type=Path, help="keep the rows of the last run as JSON there")
     parser.add_argument("--json", type=Path, help="also write the results there")
     parser.add_argument("--limit-pct", type=float, help="exit 1 where a TTFT or gap ratio is further from 1 than this")
     args = parser.parse_args()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +37,12 @@ def build() -> Path:
 
 
 @contextlib.contextmanager
-def server(log: Path, cpu: int | None = None, **options: object) -> Iterator[str]:
-    """Runs the server on a free port; gives its base URL. The log is whole once the context is left."""
-    argv = [str(build()), "port=0", f"log={log}", *(f"{k}={v}" for k, v in options.items())]
-    if cpu is not None:
-        argv = ["taskset", "-c", str(cpu), *argv]
+def server(log: Path, start: Sequence[str] = (), **options: object) -> Iterator[str]:
+    """Runs the server on a free port; gives its base URL. The log is whole once the context is left.
+
+    `start` goes in front of its command line, for example `taskset -c 0`.
+    """
+    argv = [*start, str(build()), "port=0", f"log={log}", *(f"{k}={v}" for k, v in options.items())]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

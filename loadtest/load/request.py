@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from loadtest import __version__
+import loadtest
 from loadtest.errors import PlanError
 from loadtest.model import ClientSpec, Message, SamplingSpec
 
@@ -125,7 +125,7 @@ class RequestBuilder:
         lines = [
             f"POST {self.endpoint.prefix}{route} HTTP/1.1",
             f"Host: {self.endpoint.host_header}",
-            f"User-Agent: loadtest/{__version__}",
+            f"User-Agent: loadtest/{loadtest.__version__}",
             "Accept: text/event-stream" if client.stream else "Accept: application/json",
             "Accept-Encoding: identity",  # a compressed stream arrives in blocks, not in tokens
             "Content-Type: application/json",
