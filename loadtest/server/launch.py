@@ -135,6 +135,21 @@ class ServerProcess:
         """Why a server that was ready is not there any more, from its log."""
         return diagnose(self._log(), self.exit_code())
 
+    def check_alive(self) -> None:
+        """Raise ServerError with the diagnosis when a server that was ready has ended, or its engine has.
+
+        Writes failed.json then. vLLM's API server ends some seconds after its engine died.
+        """
+        code = self.exit_code()
+        if code is None:
+            return
+        found = self.diagnosis()
+        self._write_failed(found, f"the server ended with exit code {code} while it was measured", code, self.ready_s)
+        raise ServerError(
+            f"{self.config.name}: the server ended with exit code {code} while it was measured. "
+            f"Diagnosis: {found} (log: {self.log_file})"
+        )
+
     def _spawn(self) -> None:
         status = self.folder / "server.status.json"
         status.unlink(missing_ok=True)
@@ -218,17 +233,20 @@ class ServerProcess:
         text = f"{self.config.name}: {error}"
         if found and (known or found.reason == "hang"):
             text += f". Diagnosis: {found}"
+        self._write_failed(found, str(error), died, elapsed_s)
+        return StartError(f"{text} (log: {self.log_file})")
+
+    def _write_failed(self, found: Diagnosis | None, error: str, code: int | None, elapsed_s: float | None) -> None:
         failed = {
             "reason": found.reason if found else "port_in_use",
-            "diagnosis": str(found) if found else str(error),
-            "error": str(error),
+            "diagnosis": str(found) if found else error,
+            "error": error,
             "log_tail": tail(self._log()),
             "argv": self.argv,
-            "exit_code": died,
-            "elapsed_s": round(elapsed_s, 3),
+            "exit_code": code,
+            "elapsed_s": None if elapsed_s is None else round(elapsed_s, 3),
         }
         (self.folder / "failed.json").write_text(json.dumps(failed, indent=1, ensure_ascii=False) + "\n")
-        return StartError(f"{text} (log: {self.log_file})")
 
     def _log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 
@@ -16,8 +17,17 @@ def is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            # an address that is not ours (the command runs elsewhere) can only be asked
+            return error.errno != errno.EADDRINUSE and not _answers(host, port)
+    return True
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2.0).close()
+    except OSError:
+        return False
     return True
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from loadtest.errors import ConfigContradictionError, EndpointError, ServerError, StartError
 from loadtest.model import ConfigSpec, TargetSpec
+from loadtest.server import ports
 from loadtest.server.launch import ServerProcess
 from loadtest.server.provenance import collect, require_no_contradiction
 
@@ -192,13 +193,16 @@ def test_a_taken_port_names_the_port_and_its_owner(case):
 def test_a_server_that_dies_later_is_diagnosed_and_its_child_goes_too(case):
     one = case("dies_later", child=True)
     one.server.start()
+    one.server.check_alive()
     pids = one.pids
     assert gone(pids, 15.0)
     deadline = time.monotonic() + 10
     while one.server.exit_code() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert one.server.exit_code() == 1
-    assert one.server.diagnosis().reason == "engine_dead"
+    with pytest.raises(ServerError, match=r"ended with exit code 1 while it was measured\. Diagnosis: the engine died"):
+        one.server.check_alive()
+    assert json.loads((one.folder / "failed.json").read_text())["reason"] == "engine_dead"
     one.server.stop()
 
 
@@ -317,3 +321,14 @@ def test_gpu_memory_still_taken_after_the_stop_is_an_error(case, monkeypatch, tm
     with pytest.raises(ServerError, match="90000 MiB of GPU memory are in use after ngram-4 was stopped, 100 MiB"):
         one.server.stop()
     assert gone(one.pids, 1.0)
+
+
+def test_a_taken_port_has_an_owner():
+    assert ports.is_free("127.0.0.1", free_port())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not ports.is_free("127.0.0.1", port)
+        assert not ports.wait_free("127.0.0.1", port, 0.2)
+        assert f"pid {os.getpid()}" in ports.owner(port)

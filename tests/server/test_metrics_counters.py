@@ -198,3 +198,27 @@ def test_any_order_of_series_gives_the_same_deltas(ngram_pages, seed):
         rng.shuffle(rest)
         shuffled.append(snap_text(a="\n".join(types + rest)))
     assert subtract(*shuffled).series == subtract(before, after).series
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), with_created=st.booleans())
+def test_a_sum_is_exact_without_a_restart_and_a_flagged_lower_bound_with_one(data, with_created):
+    """Three engines count up; each may restart once, anywhere in the window."""
+    true_total, restarted, pages = 0, set(), ([], [])
+    for engine in "012":
+        base, before_restart, after_restart = (data.draw(st.integers(0, 50)) for _ in range(3))
+        restarts = data.draw(st.booleans())
+        true_total += before_restart + after_restart
+        final = after_restart if restarts else base + before_restart + after_restart
+        born = 1, 2 if restarts else 1
+        seen = with_created or final < base
+        restarted |= {engine} if restarts and seen else set()
+        for page, value, created in zip(pages, (base, final), born, strict=True):
+            page.append(f'vllm:x_total{{engine="{engine}"}} {value}\n')
+            if with_created:
+                page.append(f'vllm:x_created{{engine="{engine}"}} {created}\n')
+    deltas = subtract(*(snap_text(a="".join(page)) for page in pages))
+    assert deltas.total("vllm:x_total") <= true_total
+    assert deltas.resets == [f"a engine={e}" for e in sorted(restarted)]
+    if with_created and not restarted:
+        assert deltas.total("vllm:x_total") == true_total
