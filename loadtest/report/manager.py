@@ -10,16 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.errors import RunFolderError
-from loadtest.judge.verdict import VERDICT_SCHEMA_VERSION, Verdict
+from loadtest.judge.verdict import VERDICT_SCHEMA_VERSION, Check, Verdict
 from loadtest.merge.read import RunData
 from loadtest.model import from_json
 from loadtest.report import github, html, junit, machines, summary
 from loadtest.report.files import write_durably
 from loadtest.report.hgrm import write_all as write_hgrm
 from loadtest.report.tables import Row, build_rows
-
-TERMINAL_CHECKS = 12
-"""Criteria shown in the terminal at most, worst first: one screen."""
 
 
 def write_reports(run_dir: Path, data: RunData, verdict: Verdict) -> list[Path]:
@@ -102,14 +99,24 @@ def _decisions(verdict: Verdict) -> Table:
 
 
 def _checks(verdict: Verdict) -> Table:
-    gating = [c for c in verdict.checks if c.gating]
-    shown = sorted(gating, key=lambda c: ["FAIL", "INCONCLUSIVE", "PASS"].index(c.status))[:TERMINAL_CHECKS]
-    out = Table(title=f"{len(gating)} criteria, the {len(shown)} worst first; all in summary.md")
-    for name in ("status", "criterion", "where", "why"):
+    """One line per criterion: how many cells pass, fail or stay open, and the worst one in words."""
+    order = ["FAIL", "INCONCLUSIVE", "PASS"]
+    by_slo: dict[str, list[Check]] = {}
+    for c in verdict.checks:
+        if c.gating:
+            by_slo.setdefault(c.slo, []).append(c)
+    out = Table(title="criteria; every check is in summary.md and report.html")
+    for name in ("criterion", "pass", "fail", "inconclusive", "worst"):
         out.add_column(name, overflow="fold")
-    for c in shown:
-        out.add_row(c.status, c.slo, summary.scope_text(c), c.reason)
+    for slo, checks in by_slo.items():
+        worst = min(checks, key=lambda c: order.index(c.status))
+        counts = [str(sum(c.status == s for c in checks)) for s in ("PASS", "FAIL", "INCONCLUSIVE")]
+        out.add_row(slo, *counts, f"{worst.status}: {summary.scope_text(worst)}: {_shorten(worst.reason)}")
     return out
+
+
+def _shorten(text: str, limit: int = 160) -> str:
+    return text if len(text) <= limit else text[: limit - 1].rsplit(" ", 1)[0] + " …"
 
 
 def _tell_github(verdict: Verdict, step_summary: bytes) -> None:
