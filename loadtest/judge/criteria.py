@@ -13,7 +13,7 @@ from loadtest.judge import paired
 from loadtest.judge.claims import Claim, Values, decide, error_claim, goodput_claim, latency_values, quantile_claim
 from loadtest.judge.comparable import RUN_REASONS, pair_reasons
 from loadtest.judge.context import Context
-from loadtest.judge.frame import Rows
+from loadtest.judge.frame import Array, Floats
 from loadtest.judge.rates import rate_claim, relative_error, slice_rates, t_quantile
 from loadtest.judge.ratios import MIN_CLUSTERS, acceptance_interval, with_block
 from loadtest.judge.select import CellFacts, Group, baseline_of, paired_cells
@@ -63,34 +63,43 @@ def claim_of(context: Context, slo: Slo, group: Group, cells: tuple[CellFacts, .
         raise PlanError(
             f"criterion {slo.name!r}: stat {slo.stat!r} does not suit {metric.name}; write a quantile such as p99"
         )
-    values = chunk_gaps(context, cells, rows, stratum) if metric.level == "chunk" else latency_values(rows, metric)
+    values = chunk_gaps(context, cells, stratum) if metric.level == "chunk" else latency_values(rows, metric)
     return quantile_claim(values, limit, q, slo.confidence, metric.unit, metric.name)
 
 
-def chunk_gaps(context: Context, cells: Sequence[CellFacts], rows: Rows, stratum: str | None) -> Values:
-    """All gaps between chunks, request after request; a failed request counts as many infinite gaps as others have."""
-    parts = []
+def chunk_gaps(context: Context, cells: Sequence[CellFacts], stratum: str | None) -> Values:
+    """All gaps between chunks, request after request; a failed request stands for as many infinite gaps as others have.
+
+    They stand where the request was sent, because failures come in bursts as well.
+    """
+    parts, served = [], 0
     for cell in cells:
-        wanted = (
-            (pc.field("cell_id") == cell["cell_id"]) & (pc.field("phase") == "measure") & (pc.field("outcome") == "ok")
-        )
-        if stratum is not None:
-            wanted = wanted & (pc.field("stratum") == stratum)
-        lists = context.data.requests(["send_ns", "chunk_offset_us"], wanted).sort_by("send_ns")["chunk_offset_us"]
-        lists = pc.drop_null(lists).combine_chunks()
-        offsets = np.asarray(pc.list_flatten(lists), dtype=np.float64)
-        lengths = np.asarray(pc.list_value_length(lists), dtype=np.int64)
-        gaps = np.diff(offsets)
-        ends = np.cumsum(lengths)[:-1]
-        keep = np.ones(len(gaps), dtype=np.bool_)
-        keep[ends[(ends > 0) & (ends <= len(gaps))] - 1] = False  # from one request to the next is no gap
-        parts.append(gaps[keep])
-    gaps = np.concatenate(parts) if parts else np.empty(0)
-    served = int(rows["ok"].sum())
-    failed = len(rows) - served
-    lost = failed * max(1, round(len(gaps) / served)) if served else failed
-    every = np.concatenate([gaps, np.full(lost, np.inf)])
+        rows = context.rows((cell,), stratum)
+        gaps, per_request = _gaps_of(context, cell, stratum)
+        ok = rows["ok"]
+        served += int(ok.sum())
+        lost = max(1, round(len(gaps) / len(per_request))) if len(per_request) else 1
+        edges = np.concatenate([[0], np.cumsum(per_request)])
+        before = np.minimum(np.cumsum(ok)[~ok], len(per_request))  # served requests ahead of each failed one
+        parts.append(np.insert(gaps, np.repeat(edges[before], lost), np.inf))
+    every = np.concatenate(parts) if parts else np.empty(0)
     return Values(every, every, served, 0)
+
+
+def _gaps_of(context: Context, cell: CellFacts, stratum: str | None) -> tuple[Floats, Array]:
+    """(gaps of all served requests in start order, number of gaps of each)."""
+    wanted = (pc.field("cell_id") == cell["cell_id"]) & (pc.field("phase") == "measure") & (pc.field("outcome") == "ok")
+    if stratum is not None:
+        wanted = wanted & (pc.field("stratum") == stratum)
+    lists = context.data.requests(["send_ns", "chunk_offset_us"], wanted).sort_by("send_ns")["chunk_offset_us"]
+    lists = lists.combine_chunks()
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), dtype=np.int64)
+    offsets = np.asarray(pc.list_flatten(lists), dtype=np.float64)
+    gaps = np.diff(offsets)
+    starts = (np.cumsum(lengths) - lengths)[lengths > 0]
+    keep = np.ones(len(gaps), dtype=np.bool_)
+    keep[starts[starts > 0] - 1] = False  # from the end of one request to the start of the next is no gap
+    return gaps[keep], np.maximum(lengths - 1, 0)
 
 
 def _rate(
