@@ -92,8 +92,7 @@ def error_of(value: Any) -> str | None:
 def read_stream(events: Sequence[Event]) -> Answer:
     """Reads the events of a stream."""
     answer = Answer()
-    counted = 0  # running completion_tokens up to the last token-carrying chunk
-    usage_runs = False  # the previous chunk with a choice had a usage: it is a running one
+    stream = _Stream(answer)
     for end, name, data, terminated in events:
         text = data.strip()
         if text == b"[DONE]":
@@ -114,48 +113,93 @@ def read_stream(events: Sequence[Event]) -> Answer:
             continue
         if not isinstance(event, dict):
             answer.bad = answer.bad or f"event is no JSON object: {shown(data)}"
-            continue
-        if "error" in event or name == b"error" or event.get("object") == "error":
+        elif "error" in event or name == b"error" or event.get("object") == "error":
             problem = error_of(event) or (shown(data) if name == b"error" else None)
             if problem:
                 answer.error = answer.error or problem
-                continue
+            else:
+                stream.take(end, event)
+        elif not stream.take_plain(end, event):
+            stream.take(end, event)
+    if len(answer.indexes) > 1:  # the running usage is each choice's own: chunks cannot be told apart
+        answer.warnings.append("several_choices")
+        answer.tokens = [None] * len(answer.ends)
+    return answer
+
+
+class _Stream:
+    """Takes the events of one stream in."""
+
+    __slots__ = ("answer", "counted", "usage_runs")
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.counted = 0  # running completion_tokens up to the last token-carrying chunk
+        self.usage_runs = False  # the chunk before with a choice had a usage: it is a running one
+
+    def take_plain(self, end: int, event: dict[str, Any]) -> bool:
+        """The usual chunk after the first: one chat choice with content and nothing else. -> whether it was one."""
+        choices = event.get("choices")
+        if type(choices) is not list or len(choices) != 1 or "metrics" in event or "system_fingerprint" in event:
+            return False
+        choice = choices[0]
+        delta = choice.get("delta") if type(choice) is dict else None
+        if type(delta) is not dict or len(delta) != 1 or choice.get("finish_reason") or choice.get("index") != 0:
+            return False
+        content = delta.get("content")
+        answer = self.answer
+        if type(content) is not str or not content or not answer.indexes:
+            return False
+        answer.content.append(content)
+        self._token_chunk(end, True, self._total(event), choice)
+        return True
+
+    def take(self, end: int, event: dict[str, Any]) -> None:
+        """Any event."""
+        answer = self.answer
         choices = event.get("choices") or ()
-        usage = event.get("usage")
-        total = None
-        if isinstance(usage, dict):
-            answer.usage, answer.usage_final = usage, not choices
-            total = usage.get("completion_tokens")
-            if not isinstance(total, int):
-                total = None
+        total = self._total(event)
         # Without include_usage the fingerprint rides on the last content chunk.
         if not choices or not answer.meta.get("id") or "system_fingerprint" in event or "metrics" in event:
             _read_meta(answer, event)
         for choice in choices:
             if not isinstance(choice, dict):
-                answer.bad = answer.bad or f"choice is no JSON object: {shown(data)}"
+                answer.bad = answer.bad or "an event has a choice that is no JSON object"
                 continue
-            has_text, visible, listed = _read_choice(answer, choice)
-            tokens = listed
-            if total is not None and len(choices) == 1:
-                tokens = total - counted
-                if tokens < 0:
-                    answer.warnings.append("usage_not_monotonic")
-                    tokens = None
-            closing = bool(choice.get("finish_reason")) and bool(tokens) and (usage_runs or bool(listed))
-            if has_text or closing:
-                if visible and answer.visible_at is None:
-                    answer.visible_at = len(answer.ends)
-                answer.ends.append(end)
-                answer.tokens.append(tokens)
-                if total is not None:
-                    counted = total
+            has_text, visible = _read_choice(answer, choice)
+            if has_text or (choice.get("finish_reason") and self._closing(total, choice)):
+                self._token_chunk(end, visible, total if len(choices) == 1 else None, choice)
         if choices:
-            usage_runs = total is not None
-    if len(answer.indexes) > 1:  # the running usage is each choice's own: chunks cannot be told apart
-        answer.warnings.append("several_choices")
-        answer.tokens = [None] * len(answer.ends)
-    return answer
+            self.usage_runs = total is not None
+
+    def _total(self, event: dict[str, Any]) -> int | None:
+        """Keeps the usage of an event; -> its completion_tokens."""
+        usage = event.get("usage")
+        if not isinstance(usage, dict):
+            return None
+        self.answer.usage, self.answer.usage_final = usage, not event.get("choices")
+        total = usage.get("completion_tokens")
+        return total if isinstance(total, int) else None
+
+    def _closing(self, total: int | None, choice: dict[str, Any]) -> bool:
+        """Whether a finishing chunk without text carries a token all the same."""
+        return bool(_listed(choice)) or (self.usage_runs and total is not None and total > self.counted)
+
+    def _token_chunk(self, end: int, visible: bool, total: int | None, choice: dict[str, Any]) -> None:
+        answer = self.answer
+        if visible and answer.visible_at is None:
+            answer.visible_at = len(answer.ends)
+        answer.ends.append(end)
+        if total is None:
+            answer.tokens.append(_listed(choice))
+            return
+        if total < self.counted:
+            answer.warnings.append("usage_not_monotonic")
+            answer.tokens.append(None)
+        else:
+            answer.tokens.append(total - self.counted)
+        self.counted = total
+        self.usage_runs = True
 
 
 def read_json(value: Any) -> Answer:
@@ -195,8 +239,8 @@ def _read_meta(answer: Answer, event: dict[str, Any]) -> None:
         answer.block = block
 
 
-def _read_choice(answer: Answer, choice: dict[str, Any]) -> tuple[bool, bool, int | None]:
-    """Takes one choice in. -> (has text, some of it is not reasoning, tokens that it lists itself or None)."""
+def _read_choice(answer: Answer, choice: dict[str, Any]) -> tuple[bool, bool]:
+    """Takes one choice in. -> (has text, some of it is not reasoning)."""
     index = choice.get("index") or 0
     if not isinstance(index, int):
         index = 0
@@ -225,7 +269,7 @@ def _read_choice(answer: Answer, choice: dict[str, Any]) -> tuple[bool, bool, in
         visible = True
         if index == 0:
             answer.content.append(content)
-    return visible or thinking, visible, _listed(choice)
+    return visible or thinking, visible
 
 
 def _text(value: Any) -> str:

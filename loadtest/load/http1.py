@@ -94,7 +94,7 @@ def tail_state(reads: Sequence[bytes]) -> bool | None:
 
 @dataclass(slots=True)
 class Message:
-    """A response put together from its reads. `read_of(end)` says which read completed the body up to `end`."""
+    """A response put together from its reads. `reads_of` says which read completed what."""
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -107,9 +107,14 @@ class Message:
     """Bytes follow the whole message: the connection must not be used again."""
     _ends: list[int] = field(default_factory=list)
 
-    def read_of(self, end: int) -> int:
-        """Number of the read that held body byte `end - 1`."""
-        return min(bisect_left(self._ends, end), len(self._ends) - 1)
+    def reads_of(self, ends: Sequence[int]) -> list[int]:
+        """For each offset of rising `ends`: the number of the read that held body byte `end - 1`."""
+        own, last, at = self._ends, len(self._ends) - 1, 0
+        out = []
+        for end in ends:
+            at = bisect_left(own, end, at)
+            out.append(min(at, last))
+        return out
 
 
 class _Sink:

@@ -253,7 +253,7 @@ def _times(
         return
     last: int | None = None
     if answer.ends and times:
-        reads = [message.read_of(end) for end in answer.ends]
+        reads = message.reads_of(answer.ends)
         at = [times[read] for read in reads]
         first, last = at[0], at[-1]
         row["first_token_ns"], row["last_token_ns"] = first, last
@@ -269,7 +269,7 @@ def _times(
         if ok:
             _tpot(row, answer, last - first)
         if facts.keep_chunks:
-            _chunk_lists(row, answer, [_us(t - send) for t in at], warnings)
+            _chunk_lists(row, answer, [(t - send + 500) // 1000 for t in at], warnings)
     elif not is_json:
         row["chunks"] = row["coalesced_reads"] = 0
     if not ok:
@@ -332,4 +332,4 @@ def _output(row: dict[str, Any], answer: Answer, ok: bool, facts: RequestFacts) 
 
 
 def _us(nanoseconds: int) -> int:
-    return round(nanoseconds / 1000)
+    return (nanoseconds + 500) // 1000

@@ -36,21 +36,23 @@ def events(body: bytes) -> list[Event]:
 def _lf_only(body: bytes, start: int) -> list[Event]:
     """The common case: lines end in LF, so events end in LF LF."""
     out: list[Event] = []
-    find, append = body.find, out.append
-    while True:
-        stop = find(b"\n\n", start)
-        terminated = stop >= 0
-        block = body[start:stop] if terminated else body[start:]
-        end = stop + 2 if terminated else len(body)
-        if block.startswith(b"data: ") and b"\n" not in block:
-            append(Event(end, b"", block[6:], terminated))
+    append, new = out.append, tuple.__new__  # half the cost of calling Event for each of thousands a second
+    blocks = body[start:].split(b"\n\n")
+    last = blocks.pop()
+    end = start
+    for block in blocks:
+        end += len(block) + 2
+        if block[:6] == b"data: " and b"\n" not in block:
+            append(new(Event, (end, b"", block[6:], True)))
         elif block:
             name, data = _fields(block.split(b"\n"))
             if data is not None:
-                append(Event(end, name, data, terminated))
-        if not terminated:
-            return out
-        start = end
+                append(Event(end, name, data, True))
+    if last:
+        name, data = _fields(last.split(b"\n"))
+        if data is not None:
+            append(Event(len(body), name, data, False))
+    return out
 
 
 def _any_line_end(body: bytes, start: int) -> list[Event]:
