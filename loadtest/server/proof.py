@@ -83,7 +83,7 @@ def _judge_speculative(key: str, wanted: Any, values: Mapping[str, Any]) -> tupl
     if "speculative" in values:
         spec = values["speculative"]
         if spec is None:
-            return None, "proven" if key == "method" and wanted == "none" else "contradicted"
+            return "none", "proven" if key == "method" and wanted == "none" else "contradicted"
         if key not in spec:
             return None
         seen = spec[key]

@@ -45,7 +45,8 @@ def test_server_info_and_the_startup_log_prove_every_field(source):
 @pytest.mark.parametrize("source", [from_server_info(info("baseline")), from_log(log("baseline"))])
 def test_a_baseline_is_proven_to_have_no_speculation(source):
     assert source["speculative"] is None
-    assert statuses(None, Source("s", source))["speculative.method"] == "proven"
+    fact = prove({"speculative.method": "none"}, [Source("s", source)])["speculative.method"]
+    assert (fact["status"], fact["value"]) == ("proven", "none")
     contradicted = {k for k, s in statuses(NGRAM, Source("s", source)).items() if s == "contradicted"}
     assert contradicted == {f"speculative.{k}" for k in NGRAM}
 
