@@ -41,6 +41,8 @@ class Conductor:
     def run_all(self) -> None:
         """Every cell that is not finished, in order. Raises LoadError at the first that cannot be finished."""
         cells = self.job.cells
+        for cell in cells:
+            users_needed(cell)  # a load that cannot be driven is told before anything is measured
         for n, cell in enumerate(cells, 1):
             if is_finished(self.job, cell):
                 log.info("cell %d/%d %s is finished already", n, len(cells), cell.cell_id)
