@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -108,6 +109,11 @@ def cell_facts(
     return {**facts, **changes}
 
 
+@functools.cache
+def _hashes(n: int) -> list[str]:
+    return [hashlib.sha256(f"p{i}".encode()).hexdigest() for i in range(n)]
+
+
 def request_rows(facts: dict[str, Any], n: int = 1000, **changes: Any) -> pa.Table:
     """n served requests of a cell in start order; any column may be replaced by a value or a sequence."""
     at = np.arange(n)
@@ -139,7 +145,7 @@ def request_rows(facts: dict[str, Any], n: int = 1000, **changes: Any) -> pa.Tab
         "e2e_us": 400_000,
         "e2e_intended_us": 400_000,
         "chunks": 16,
-        "output_sha256": [hashlib.sha256(f"p{i}".encode()).hexdigest() for i in at],
+        "output_sha256": _hashes(n),
         "spec_steps": 10 if speculative else None,
         "draft_tokens": 40 if speculative else None,
         "accepted_tokens": 16 if speculative else None,
@@ -149,8 +155,9 @@ def request_rows(facts: dict[str, Any], n: int = 1000, **changes: Any) -> pa.Tab
     for name, kind in zip(REQUESTS_SCHEMA.names, REQUESTS_SCHEMA.types, strict=True):
         value = rows.get(name)
         if value is None or isinstance(value, str | int | float | bool):
-            value = [value] * n
-        arrays.append(pa.array(value, type=kind, from_pandas=True))
+            arrays.append(pa.repeat(pa.scalar(value, type=kind), n))
+        else:
+            arrays.append(pa.array(value, type=kind, from_pandas=True))
     return pa.Table.from_arrays(arrays, schema=REQUESTS_SCHEMA)
 
 

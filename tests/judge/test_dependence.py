@@ -80,8 +80,8 @@ def false_passes(length: int, n: int, runs: int, limit: float, seed: int) -> tup
 def test_false_passes_stay_at_the_level_once_n_eff_is_used(length: int) -> None:
     """The limit is the 98.99 % quantile, so P99 is over it and every PASS is false; the level is 5 %."""
     limit = float(np.quantile(latencies(np.random.default_rng(4), 1_000_000, length), 0.9899))
-    naive, corrected = false_passes(length, 2500, 800, limit, 5)
-    assert corrected <= 0.05 + 1.645 * np.sqrt(0.05 * 0.95 / 800)
+    naive, corrected = false_passes(length, 2500, 500, limit, 5)
+    assert corrected <= 0.05 + 1.645 * np.sqrt(0.05 * 0.95 / 500)
     if length == 8:
         assert naive > 0.2
 
