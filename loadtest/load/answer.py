@@ -74,11 +74,11 @@ def shown(data: bytes | str) -> str:
 
 
 def error_of(value: Any) -> str | None:
-    """The error that a JSON answer reports, in words; None where it reports none (`"error": null` is none)."""
+    """The error that a JSON answer reports, in words; None where it reports none (`"error": null` or "" is none)."""
     if not isinstance(value, dict):
         return None
     error = value.get("error")
-    if error is None or error is False:
+    if not error:
         if value.get("object") != "error":
             return None
         error = value
@@ -130,11 +130,12 @@ def read_stream(events: Sequence[Event]) -> Answer:
 class _Stream:
     """Takes the events of one stream in."""
 
-    __slots__ = ("answer", "counted", "usage_runs")
+    __slots__ = ("answer", "counted", "textless", "usage_runs")
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.counted = 0  # running completion_tokens up to the last token-carrying chunk
+        self.textless = 0  # listed tokens of chunks without text (half a character) since then
         self.usage_runs = False  # the chunk before with a choice had a usage: it is a running one
 
     def take_plain(self, end: int, event: dict[str, Any]) -> bool:
@@ -169,6 +170,8 @@ class _Stream:
             has_text, visible = _read_choice(answer, choice)
             if has_text or (choice.get("finish_reason") and self._closing(total, choice)):
                 self._token_chunk(end, visible, total if len(choices) == 1 else None, choice)
+            else:
+                self.textless += _listed(choice) or 0
         if choices:
             self.usage_runs = total is not None
 
@@ -191,7 +194,9 @@ class _Stream:
             answer.visible_at = len(answer.ends)
         answer.ends.append(end)
         if total is None:
-            answer.tokens.append(_listed(choice))
+            listed = _listed(choice)
+            answer.tokens.append(None if listed is None else listed + self.textless)
+            self.textless = 0
             return
         if total < self.counted:
             answer.warnings.append("usage_not_monotonic")

@@ -5,8 +5,8 @@ the server itself ended. Only `ok` rows have completion_tokens, tpot, e2e and ou
 stays in the chunk lists and the text.
 
 Warnings (";"-joined): no [DONE], no finish_reason, no final HTTP chunk, no usage, usage_not_monotonic,
-stream_downgraded (JSON although a stream was asked for), unrequested_stream, several_choices, block_inconsistent,
-block_unreadable, compressed, resent, value_out_of_range.
+usage_contradicts_text, stream_downgraded (JSON although a stream was asked for), unrequested_stream, several_choices,
+block_inconsistent, block_unreadable, compressed, resent, value_out_of_range.
 """
 
 from __future__ import annotations
@@ -233,6 +233,9 @@ def _tokens(row: dict[str, Any], answer: Answer, ok: bool, warnings: list[str]) 
             row[column] = value
         elif value is not None:
             warnings.append("value_out_of_range")
+    if row["completion_tokens"] == 0 and (answer.ends or answer.content):
+        row["completion_tokens"] = None  # some proxies fill in zeros; the text proves them wrong
+        warnings.append("usage_contradicts_text")
     if row["completion_tokens"] is not None:
         row["token_source"] = "usage" if answer.usage_final else "per_chunk_usage"
 

@@ -324,6 +324,7 @@ GOOD = (delta(""), delta("a"), delta("b", "stop"), final(2))
         ((delta("a"), b'event: error\ndata: {"message":"oom"}\n\n'), "complete", True, "stream_error", "oom"),
         ((delta("a"), {"error": "plain words"}, DONE), "complete", True, "stream_error", "plain words"),
         ((delta("a"), {**delta("b", "stop"), "error": None}, DONE), "complete", True, "ok", "no usage"),
+        ((delta("a"), {**delta("b", "stop"), "error": ""}, DONE), "complete", True, "ok", "no usage"),
         ((delta("a"), delta("b", "abort"), final(2), DONE), "complete", True, "stream_error", "abort"),
         ((delta("a"), b"data: {broken}\n\n", delta("b", "stop"), DONE), "complete", True, "bad_payload", "no JSON"),
         ((delta("a"), b"data: 7\n\n", delta("b", "stop"), DONE), "complete", True, "bad_payload", "no JSON object"),
@@ -458,6 +459,19 @@ def test_tokens_of_an_empty_chunk_belong_to_the_next_text() -> None:
     row = row_of(delta("", None, 0), delta("a", None, 1), delta("", None, 2), delta("é", "stop", 3), final(3), DONE)
 
     assert (row["chunk_tokens"], row["chunks"]) == ([1, 2], 2)
+
+
+def test_listed_tokens_of_an_empty_chunk_belong_to_the_next_text_too() -> None:
+    row = row_of(delta("a", token_ids=[1]), delta("", token_ids=[2]), delta("é", "stop", token_ids=[3]), final(3), DONE)
+
+    assert (row["chunk_tokens"], row["chunks"]) == ([1, 2], 2)
+
+
+def test_usage_of_zero_with_a_text_is_no_measurement() -> None:
+    row = row_of(delta("a"), delta("b", "stop"), final(0), DONE)
+
+    assert (row["outcome"], row["completion_tokens"], row["token_source"]) == ("ok", None, "none")
+    assert (row["warning"], row["tpot_us"]) == ("usage_contradicts_text", None)
 
 
 def test_running_usage_that_falls_is_flagged() -> None:
