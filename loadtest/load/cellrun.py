@@ -91,7 +91,7 @@ class CellRun:
         self._warm_order = PromptOrder(parts, weights, cell.order_seed)
         self._next = {True: 0, False: 0}
         self._limit = cell.measure_requests if cell.load_kind == "sequential" else None
-        self.sent = self.rows = self.event_errors = 0
+        self.sent = self.rows = self.event_errors = self.user_errors = 0
         self.by_outcome: Counter[str] = Counter()
         self.by_phase: Counter[str] = Counter()
         self.lag_max_us = 0
@@ -159,6 +159,7 @@ class CellRun:
             "by_phase": dict(self.by_phase),
             "dropped": 0,  # open loop only
             "event_errors": self.event_errors,
+            "user_errors": self.user_errors,
             "lag_max_us": self.lag_max_us,
             "late_window_ms": round(self.late_window_ms, 1),
         }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 from pathlib import Path
 
+from loadtest.errors import LoadError
 from loadtest.load.protocol import ENV_JOB, ENV_PARENT
 from loadtest.model import LoadJob
 
@@ -14,11 +16,23 @@ LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 """The packaged locustfile; `locustfiles/replay.py` of the repository imports the same names from it."""
 
 
+PORTS = range(15_000, 32_000)
+"""Below the range from which systems take the ports of outgoing connections (Linux: 32768 to 60999), so that none of
+those can take the port between our look and Locust's bind."""
+
+
 def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A TCP port of the loopback interface that is free now; at random, so that two starts at once do not meet."""
+    chosen = random.SystemRandom()
+    for _ in range(100):
+        port = chosen.choice(PORTS)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise LoadError(f"no free port between {PORTS.start} and {PORTS.stop} on 127.0.0.1 after 100 tries")
 
 
 def locust_argv(

@@ -33,6 +33,10 @@ def parent_at_start() -> int:
 def raise_file_limit() -> int:
     """Lifts the soft limit on open files to the hard one: each user holds a socket. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    if soft == hard:
+        return hard
+    try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # some systems call it unlimited and take no such number
+        return soft
     return hard

@@ -2,14 +2,14 @@
 
 import locust  # first: it patches the standard library
 
-from loadtest.load import context
+from loadtest.load.context import install, job_file
 from loadtest.load.users import ReplayUser
 
 __all__ = ["ReplayUser"]
 
-context.install(locust.events)
+install(locust.events)
 
-if context.job_file() is not None:  # a planned run: the job drives the users; by hand Locust's own fields do
+if job_file() is not None:  # a planned run: the job drives the users; by hand Locust's own fields do
     from loadtest.load.stages import Stages
 
     __all__ += ["Stages"]

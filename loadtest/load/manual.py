@@ -56,7 +56,10 @@ def install(environment: Any, master: Master) -> None:
     environment.events.test_start.add_listener(run.on_start)
     environment.events.spawning_complete.add_listener(run.on_spawned)
     environment.events.test_stopping.add_listener(run.on_stopping)
+    environment.events.quitting.add_listener(run.on_quitting)
     environment.events.quit.add_listener(run.on_quit)
+    # Imports may have taken seconds; a timer of Locust's run time that is set now must not start from before them.
+    gevent.get_hub().loop.update_now()
 
 
 class ManualRun:
@@ -70,6 +73,7 @@ class ManualRun:
         self._window: gevent.Greenlet | None = None
         self._stripes: dict[str, list[int]] = {}
         self._started_ns = 0
+        self._measured = False
         self._stopped = Event()
         self._stopped.set()
 
@@ -148,6 +152,7 @@ class ManualRun:
             conductor.edge("window_end")
             rows = conductor.finish()
             log.info("%d rows; run: %s", rows, conductor.job.run_dir)
+            self._measured |= conductor.recorder is not None and conductor.recorder.measured > 0
             state = "measured"
         except (LoadtestError, OSError) as e:
             conductor.abandon(str(e))
@@ -179,6 +184,14 @@ class ManualRun:
             self._scraper.terminate()
             self._scraper.wait()
             self._scraper = None
+
+    def on_quitting(self, **_: Any) -> None:
+        """Ctrl-C comes here first. A headless run that measured nothing must not look like one that did."""
+        if self._conductor is not None:
+            self.on_stopping()
+        if self.environment.parsed_options.headless and not self._measured:
+            log.error("nothing was measured: the test ended before its warm-up; give it more time with -t")
+            self.environment.process_exit_code = EXIT_CRASH
 
     def on_quit(self, **_: Any) -> None:
         """Locust ends: nothing of ours stays behind."""

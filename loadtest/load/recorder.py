@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from gevent.queue import Queue
 
+from loadtest.errors import LoadError
 from loadtest.load import hdr
 from loadtest.load.records import RAW_SCHEMA
 
@@ -49,12 +50,12 @@ class Recorder:
         self._queue.put((worker, data))
 
     def finish(self) -> None:
-        """Waits until everything is written and closes the files. Raises what went wrong while writing."""
+        """Waits until everything is written and closes the files. Raises LoadError when a batch was not written."""
         self._queue.put(None)
         self._greenlet.join()
         self._pool.spawn(self._close).get()
         if self.error is not None:
-            raise OSError(self.error)
+            raise LoadError(f"rows cannot be written below {self.folder}: {self.error}")
 
     def write_hlog(self, start_ns: int, end_ns: int) -> None:
         """Writes `live.hlog`: one interval, one tag per metric."""

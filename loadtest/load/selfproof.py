@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -19,6 +18,12 @@ STALL_MS = 10.0
 """A hub that is away for less than this cannot make a stream's step of 20 ms read together with the next one."""
 STALLS_KEPT = 1000
 """The list is bounded; `stalls` counts all."""
+_NOT_WORKING = {
+    psutil.STATUS_ZOMBIE: "dead",
+    psutil.STATUS_DEAD: "dead",
+    psutil.STATUS_STOPPED: "stopped",
+    psutil.STATUS_TRACING_STOP: "stopped",
+}
 SAMPLES_KEPT = 36_000
 """Ten hours at 1 Hz."""
 
@@ -102,13 +107,12 @@ def _clock_offset_ns() -> int:
 
 
 def process_state(pid: int) -> str | None:
-    """Why the process of that id cannot be working: "gone", "dead" or "stopped"; None: it looks alive (Linux)."""
+    """Why the process of that id cannot be working: "gone", "dead" or "stopped"; None: it looks alive."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        state = psutil.Process(pid).status()
+    except psutil.Error:
         return "gone"
-    state = stat.rpartition(")")[2].split()[0]
-    return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(state)
+    return _NOT_WORKING.get(state)
 
 
 def watch_master(runner: Any) -> None:

@@ -61,14 +61,14 @@ class CellConductor:
         self.edges: dict[str, dict[str, Any]] = {}
         self.notes: list[str] = []
         self.start_ns = self.end_ns = 0
-        self.folder = Path()
+        self.folder: Path | None = None
         self.recorder: Recorder | None = None
 
     def run(self) -> int:
         """Measures the cell. -> rows. Whatever ends it early leaves `unfinished.json` instead of `done.json`."""
         users = users_needed(self.cell)
-        self.begin()
         try:
+            self.begin()
             self.set_users(users)
             self.open(self.cell.warmup_s)
             self.wait_for_window()
@@ -79,10 +79,10 @@ class CellConductor:
 
     def begin(self) -> None:
         """Folder, scraper, recorder, prompts; all workers are ready afterwards."""
-        self.folder = begin_cell(self.job, self.cell)
-        if (problem := self.link.open(self.cell.cell_id, str(self.folder.resolve()))) is not None:
+        self.folder = folder = begin_cell(self.job, self.cell)
+        if (problem := self.link.open(self.cell.cell_id, str(folder.resolve()))) is not None:
             self.notes.append(f"scraper: {problem}")
-        self.recorder = Recorder(self.folder)
+        self.recorder = Recorder(folder)
         sha256 = self.master.send_mix(self.cell.mix, *load_mix(self.job, self.cell.mix))
         self.master.prepare(self.cell, self.job, sha256, self.recorder)
 
@@ -131,8 +131,8 @@ class CellConductor:
 
     def finish(self) -> int:
         """Drain, idle scrape, histograms, `done.json`. -> rows on disk."""
-        master, cell, recorder = self.master, self.cell, self.recorder
-        if recorder is None:
+        master, cell, recorder, folder = self.master, self.cell, self.recorder, self.folder
+        if recorder is None or folder is None:
             raise CellAbortedError("the cell was never begun")
         grace_s = cell.drain_s + FINAL_GRACE_S + self.job.client.connect_timeout_s
         left_s = max(0.0, (self.end_ns - time.time_ns()) / 1e9) + grace_s
@@ -147,7 +147,7 @@ class CellConductor:
         if (problem := self.link.close()) is not None:
             self.notes.append(f"scraper: {problem}")
         recorder.write_hlog(self.start_ns, self.end_ns)
-        write_json(self.folder / "done.json", self.record() | {"drain_end_ns": drain_end_ns})
+        write_json(folder / "done.json", self.record() | {"drain_end_ns": drain_end_ns})
         return sum(recorder.rows.values())
 
     def edge(self, name: str, settle_s: float | None = None) -> None:
@@ -164,8 +164,11 @@ class CellConductor:
             self.link.close()
         except Exception:
             log.exception("while the cell was given up")
-        if self.folder.is_dir():
-            write_json(self.folder / "unfinished.json", self.record() | {"reason": reason})
+        if self.folder is not None:
+            try:
+                write_json(self.folder / "unfinished.json", self.record() | {"reason": reason})
+            except OSError:
+                log.exception("the cause could not be written")
 
     def record(self) -> dict[str, Any]:
         """Everything of `done.json` but the end of the drain."""
@@ -175,6 +178,8 @@ class CellConductor:
         for index, counts in master.finals.items():
             if counts["rows"] != rows.get(index, 0):
                 self.notes.append(f"worker {index} counted {counts['rows']} rows, {rows.get(index, 0)} were written")
+            if counts["user_errors"]:
+                self.notes.append(f"worker {index}: {counts['user_errors']} requests could not be made; see its log")
         clock = master.proof.clock()
         steps = [clock["max_step_us"], *(c["clock"]["max_step_us"] for c in master.finals.values())]
         return {

@@ -88,6 +88,7 @@ class Worker:
             (protocol.ABORT, self._on_abort),
         ):
             self.runner.register_message(name, listener)
+        environment.events.user_error.add_listener(self._on_user_error)
         hello = {"index": index, "pid": os.getpid(), "host": socket.gethostname(), "version": __version__}
         self.runner.send_message(protocol.HELLO, hello)
 
@@ -204,6 +205,12 @@ class Worker:
         cell_id = self.run.cell.cell_id if self.run is not None else ""
         self.runner.send_message(protocol.BATCH, {"cell_id": cell_id, "index": self.index, "rows": rows, "data": data})
 
+    def _on_user_error(self, **_: Any) -> None:
+        """A request that could not even be made: a fault of ours. Counted, and never in a hot loop."""
+        if self.run is not None:
+            self.run.user_errors += 1
+        gevent.sleep(BACKOFF_S[1])
+
     # -- messages of the master
 
     def _on_mix(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
@@ -241,6 +248,8 @@ class Worker:
         client = job.client
         self._facts = RequestFacts(client.stream, keep_text=client.keep_text, keep_chunks=client.keep_chunks)
         run = CellRun(cell, mix, self.index)
+        for builder in self._builders:  # a sampling that cannot be sent is told now, not once per request
+            builder.body(mix.prompts[0].messages, cell.sampling)
         self._collect()
         reader = self._reader
         self._before = {"conns": reader.connections_opened, "batches": self._batches.batches, "resent": reader.resent}

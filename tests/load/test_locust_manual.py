@@ -21,9 +21,19 @@ from loadtest.load.launch import free_port
 REPLAY = Path(__file__).parents[2] / "locustfiles" / "replay.py"
 
 
-def locust(folder: Path, *args: str) -> subprocess.Popen[bytes]:
+LISTENER_THAT_RAISES = """
+from loadtest.load.locustfile import *
+from locust import events
+
+@events.request.add_listener
+def broken(**facts):
+    raise ValueError("a broken plug-in")
+"""
+
+
+def locust(folder: Path, *args: str, file: Path = REPLAY) -> subprocess.Popen[bytes]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("LOADTEST_")}
-    argv = [sys.executable, "-m", "locust", "-f", str(REPLAY), "--master-bind-port", (port := str(free_port()))]
+    argv = [sys.executable, "-m", "locust", "-f", str(file), "--master-bind-port", (port := str(free_port()))]
     with (folder / "locust.log").open("ab") as out:
         return subprocess.Popen(
             [*argv, "--master-port", port, *args],
@@ -48,13 +58,15 @@ def get(url: str, data: dict[str, Any] | None = None, **headers: str) -> tuple[i
 
 
 def test_headless_in_one_process(tmp_path: Path) -> None:
-    """The same files as a planned run, the window between warm-up and stop, text kept, non-streaming asked for."""
+    """The same files as a planned run; a listener that raises costs no row and is counted."""
+    mine = tmp_path / "mylocustfile.py"
+    mine.write_text(LISTENER_THAT_RAISES)
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"mine {i}"}) + "\n" for i in range(9)))
     with kit.scripted_server(tmp_path) as server:
         args = ["--headless", "-u", "5", "-t", "4s", "--warmup", "300ms", "--host", server.url, "--no-stream"]
         args += ["--dataset", str(prompts), "--max-tokens", "7", "--temperature", "0.5"]
-        process = locust(tmp_path, *args)
+        process = locust(tmp_path, *args, file=mine)
         try:
             assert process.wait(40) == 0, (tmp_path / "locust.log").read_text()
         finally:
@@ -70,7 +82,7 @@ def test_headless_in_one_process(tmp_path: Path) -> None:
     assert {(r["temperature"], r["max_tokens"], r["stream"]) for r in asked} == {(0.5, 7, False)}
     assert {r["outcome"] for r in rows} == {"ok"}
     assert any("mine" in r["prompt"] for r in asked)
-    assert done["workers"]["0"]["rows"] == len(rows)
+    assert done["workers"]["0"]["rows"] == done["workers"]["0"]["event_errors"] == len(rows)
     assert [done["edges"][e]["ok"] for e in ("idle_start", "window_start", "window_end", "idle_end")] == [True] * 4
     assert (cell / "server.arrows").is_file()  # the scraper ran as a process of its own
     run = kit.load(run_dir / "run.json")
