@@ -65,6 +65,7 @@ class ServerProcess:
         self.fingerprint = _after(self.argv, "--fingerprint-value") or _after(self.argv, "--fingerprint")
         self._guardian: subprocess.Popen[bytes] | None = None
         self._gpu_before_mib: float | None = None
+        self._port_lock: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -88,11 +89,7 @@ class ServerProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         try:
-            if self._port and not ports.is_free(self._host, self._port):
-                raise StartError(
-                    f"port {self._port} on {self._host} is taken by {ports.owner(self._port)}; "
-                    "stop it or give another launch.port"
-                )
+            self._take_port()
             self._gpu_before_mib = None if self.simulated else memory_used_mib()
             self._spawn()
             base = self._base_url()
@@ -105,6 +102,7 @@ class ServerProcess:
                 progress=progress,
                 headers=self.headers,
             )
+            self._refuse_shared_port()
         except StartError as error:
             self._end()
             raise self._failed(error, time.monotonic() - began) from None
@@ -150,6 +148,26 @@ class ServerProcess:
             f"Diagnosis: {found} (log: {self.log_file})"
         )
 
+    def _take_port(self) -> None:
+        if not self._port:
+            return
+        advice = "stop it or give another launch.port"
+        self._port_lock = ports.lock(self._port)
+        if self._port_lock is None:
+            raise StartError(f"port {self._port} on {self._host} is taken by another run of loadtest; {advice}")
+        if not ports.is_free(self._host, self._port):
+            raise StartError(f"port {self._port} on {self._host} is taken by {ports.owner(self._port)}; {advice}")
+
+    def _refuse_shared_port(self) -> None:
+        """Two servers on one port would each get a part of the requests, and the numbers would be of neither."""
+        guardian = self._guardian
+        if guardian and (others := ports.strangers(self._port, guardian.pid)):
+            told = ", ".join("an unknown process" if pid is None else f"pid {pid}" for pid in sorted(others, key=str))
+            raise StartError(
+                f"port {self._port} on {self._host} is shared with {told}, which listens there too; "
+                "stop it or give another launch.port"
+            )
+
     def _spawn(self) -> None:
         status = self.folder / "server.status.json"
         status.unlink(missing_ok=True)
@@ -159,7 +177,13 @@ class ServerProcess:
             log.write(f"$ {shlex.join(self.argv)}\n".encode())
             log.flush()
             self._guardian = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment(), start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,
+                pass_fds=() if self._port_lock is None else (self._port_lock,),
             )
 
     def _environment(self) -> dict[str, str]:
@@ -203,14 +227,16 @@ class ServerProcess:
     def _end(self) -> None:
         """Let the guardian end the tree, and wait for it."""
         guardian = self._guardian
-        if guardian is None or guardian.stdin is None:
-            return
-        guardian.stdin.close()
-        try:
-            guardian.wait(self._stop_timeout_s + 30)
-        except subprocess.TimeoutExpired:  # SIGKILL reaches the server through its parent-death signal
-            guardian.kill()
-            guardian.wait()
+        if guardian is not None and guardian.stdin is not None:
+            guardian.stdin.close()
+            try:
+                guardian.wait(self._stop_timeout_s + 30)
+            except subprocess.TimeoutExpired:  # SIGKILL reaches the server through its parent-death signal
+                guardian.kill()
+                guardian.wait()
+        if self._port_lock is not None:
+            os.close(self._port_lock)
+            self._port_lock = None
         (self.folder / "server.port").unlink(missing_ok=True)
 
     def _wait_gpu_free(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -154,8 +156,8 @@ def test_a_start_that_dies_is_diagnosed_and_leaves_no_child(case, mode, reason, 
 
 
 def test_a_start_that_hangs_is_given_up_and_ended(case):
-    one = case("hang", child=True, ready_timeout_s=0.6)
-    with pytest.raises(StartError, match="not ready after 1 s") as caught:
+    one = case("hang", child=True, ready_timeout_s=2.0)
+    with pytest.raises(StartError, match="not ready after 2 s") as caught:
         one.server.start()
     assert "Loading safetensors checkpoint shards" in str(caught.value)
     assert json.loads((one.folder / "failed.json").read_text())["reason"] == "hang"
@@ -332,3 +334,82 @@ def test_a_taken_port_has_an_owner():
         assert not ports.is_free("127.0.0.1", port)
         assert not ports.wait_free("127.0.0.1", port, 0.2)
         assert f"pid {os.getpid()}" in ports.owner(port)
+
+
+def test_a_port_that_is_bound_but_not_listened_on_yet_is_taken(case):
+    """vLLM binds with SO_REUSEADDR and SO_REUSEPORT minutes before it listens."""
+    one = case("ok")
+    with socket.socket() as early:
+        early.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        early.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        early.bind(("127.0.0.1", one.config.launch["port"]))
+        with pytest.raises(StartError, match="is taken by an unknown process"):
+            one.server.start()
+
+
+def test_connections_in_time_wait_do_not_take_a_port():
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        accepted.close()  # the side that closes first keeps TIME_WAIT
+        client.close()
+    assert ports.wait_free("127.0.0.1", port, 2.0)
+
+
+def test_two_runs_cannot_start_on_one_port(case):
+    first = case("ok")
+    port = first.config.launch["port"]
+    held = ports.lock(port)
+    assert held is not None
+    try:
+        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is taken by another run of loadtest"):
+            first.server.start()
+    finally:
+        os.close(held)
+    again = ports.lock(port)
+    assert again is not None, "a failed start leaves no lock"
+    os.close(again)
+
+
+def test_the_lock_lasts_as_long_as_the_server(case):
+    one = case("ok")
+    one.server.start()
+    assert ports.lock(one.config.launch["port"]) is None
+    one.server.stop()
+    held = ports.lock(one.config.launch["port"])
+    assert held is not None
+    os.close(held)
+
+
+def test_a_second_listener_on_the_port_of_our_server_is_refused(case):
+    """It comes between the look at the port and the listening, as two servers that load at the same time do."""
+    one = case("late")
+    port = one.config.launch["port"]
+    other = socket.socket()
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+    def hang_up():
+        with contextlib.suppress(OSError):
+            while True:
+                other.accept()[0].close()
+
+    thread = threading.Thread(target=hang_up)
+
+    def intrude(_line):
+        if not thread.ident:
+            other.bind(("127.0.0.1", port))
+            other.listen()
+            thread.start()
+
+    try:
+        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is shared with pid {os.getpid()}"):
+            one.server.start(intrude)
+    finally:
+        other.shutdown(socket.SHUT_RDWR)
+        other.close()
+        thread.join()
+    assert gone(one.pids, 1.0)

@@ -1,12 +1,13 @@
 """A stand-in for `vllm serve` that behaves badly on command. Standard library only; MODE in the environment:
 
-ok | hang | dies | oom | bad_flag | ignores_term | dies_later | other_config | other_model | dead_engine
+ok | hang | dies | oom | bad_flag | ignores_term | dies_later | late | other_config | other_model | dead_engine
 CHILD=1 forks a child first that detaches itself and ignores SIGTERM; its pid goes to the file PIDS, with our own.
 """
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -94,7 +95,16 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-server = ThreadingHTTPServer((option("--host"), int(option("--port"))), Handler)
+class Server(ThreadingHTTPServer):
+    def server_bind(self):
+        """As vLLM does: two servers may share a port."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+
+
+if MODE == "late":
+    time.sleep(1.0)
+server = Server((option("--host"), int(option("--port"))), Handler)
 server.timeout = 0.05
 started = time.monotonic()
 while not (MODE == "dies_later" and time.monotonic() - started > 0.5):
