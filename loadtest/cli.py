@@ -6,12 +6,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from loadtest import __version__
-from loadtest.errors import EXIT_CRASH, EXIT_INCONCLUSIVE, EXIT_PASS, LoadtestError
+from loadtest.errors import EXIT_CRASH, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_USAGE, LoadtestError
 
 if TYPE_CHECKING:
     from loadtest.run_folder import RunFolder
@@ -196,18 +196,21 @@ def _gate(run: Path, slo: Path | None = None, as_json: bool = False, on_inconclu
     return code
 
 
-def main(argv: list[str] | None = None) -> Any:
+def main(argv: list[str] | None = None) -> None:
     """Entry point: runs a command and maps errors of our tree to exit codes, with one clear line on stderr."""
-    try:
-        from loadtest.server.sim.command import sim_command
+    from loadtest.server.sim.command import sim_command
 
-        cli.add_command(sim_command, "sim")
-        return cli.main(args=argv, prog_name="loadtest")
+    cli.add_command(sim_command, "sim")
+    try:
+        sys.exit(cli.main(args=argv, prog_name="loadtest", standalone_mode=False) or EXIT_PASS)
     except LoadtestError as e:
         click.echo(f"loadtest: {e}", err=True)
         sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        click.echo("loadtest: stopped; what was measured is kept, continue with --resume", err=True)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("loadtest: stopped; what was measured is kept, continue with `loadtest run --resume RUN`", err=True)
         sys.exit(EXIT_CRASH)
     except BrokenPipeError:
         # The reader of our output went away (head, less): not an error of the run.
