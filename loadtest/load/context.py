@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gevent
 import orjson
 from locust.runners import MasterRunner, WorkerRunner
 
@@ -67,6 +68,8 @@ def _on_init(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
     environment.process_exit_code = EXIT_CRASH  # until all cells are finished
     environment.loadtest_job = job = read_job(path)
     _quit_once(runner)
+    # Locust handles SIGTERM only after the shape is done; until then the signal would end the master at once.
+    gevent.signal_handler(signal.SIGTERM, _master.fail, "the run was stopped (SIGTERM)")
     # Waiting here saves the second that Locust's own waiting would take.
     _master.await_workers(max(1, job.client.workers) if isinstance(runner, MasterRunner) else 1)
 

@@ -101,6 +101,9 @@ def _planned(run_dir: Path, cell: Cell, is_baseline: bool, failures: dict[str, s
     if done is None:
         broken = (folder / "done.json").exists()
         reason = "done.json cannot be read" if broken else "no done.json: the cell was cut short"
+        cause = (read_json(folder / "unfinished.json") or {}).get("reason")
+        if cause and not broken:
+            reason += f": {cause}"
         if failed is not None:
             reason += f"; {failed}"
     return PlannedCell(

@@ -66,12 +66,13 @@ def make_victim(folder: Path, url: str, *, parent: bool = False) -> Victim:
 
 @pytest.fixture(scope="module")
 def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Victim]]:
-    """Four runs at once, one for each way to fail, all in mid-cell when the signal comes."""
+    """Five runs at once, one for each way to end early, all in mid-cell when the signal comes."""
     folder = tmp_path_factory.mktemp("kill")
     with kit.scripted_server(folder) as server:
         found = {
             "worker": make_victim(folder / "worker", server.url),
             "stopped": make_victim(folder / "stopped", server.url),
+            "told": make_victim(folder / "told", server.url),
             "master": make_victim(folder / "master", server.url),
             "orchestrator": make_victim(folder / "orchestrator", server.url, parent=True),
         }
@@ -81,9 +82,9 @@ def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vict
                 victim.workers = [p.pid for p in psutil.Process(victim.master).children()]
                 assert len(victim.workers) == 2
             for name, victim in found.items():
-                target = {"worker": victim.workers[0], "stopped": victim.workers[0], "master": victim.master}
+                target = victim.workers[0] if name in ("worker", "stopped") else victim.process.pid
                 victim.killed_ns = time.time_ns()
-                os.kill(target.get(name, victim.process.pid), signal.SIGSTOP if name == "stopped" else signal.SIGKILL)
+                os.kill(target, {"stopped": signal.SIGSTOP, "told": signal.SIGTERM}.get(name, signal.SIGKILL))
             yield found
         finally:
             for victim in found.values():
@@ -127,6 +128,12 @@ def test_a_lost_orchestrator_ends_the_run(victims: dict[str, Victim]) -> None:
     victim = victims["orchestrator"]
     assert kit.until(victim.all_gone, 15)
     assert "gone" in kit.load(victim.folder(1) / "unfinished.json")["reason"]
+
+
+def test_a_terminated_master_ends_in_order(victims: dict[str, Victim]) -> None:
+    victim = victims["told"]
+    assert victim.process.wait(15) == 1
+    assert "SIGTERM" in kit.load(victim.folder(1) / "unfinished.json")["reason"]
 
 
 def test_resume_measures_only_the_cut_cell_and_keeps_what_was_there(victims: dict[str, Victim]) -> None:
