@@ -14,12 +14,13 @@ from typing import Any
 
 import orjson
 
-from loadtest.load.block import find_block
+from loadtest.load.block import count, find_block
 from loadtest.load.request import clean
 from loadtest.load.sse import Event
 
 ABORTED_REASONS = frozenset({"abort", "error"})
 """Finish reasons by which vLLM says that it gave the request up."""
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _SHOWN = 200  # characters of a foreign text in an error: enough to recognise it, short enough for a table
 
 
@@ -74,17 +75,21 @@ def shown(data: bytes | str) -> str:
 
 
 def error_of(value: Any) -> str | None:
-    """The error that a JSON answer reports, in words; None where it reports none (`"error": null` or "" is none)."""
+    """The error that a JSON answer reports, in words; None where it reports none (`"error": null` or "" is none).
+
+    Also without an `error`: `object` = "error", a `detail` (FastAPI), or a `message` with a code and no choices.
+    """
     if not isinstance(value, dict):
         return None
     error = value.get("error")
     if not error:
-        if value.get("object") != "error":
+        told = value.get("detail") or (value.get("message") if value.keys() & {"code", "status", "type"} else None)
+        if value.get("object") != "error" and (not told or "choices" in value):
             return None
         error = value
     if isinstance(error, dict):
         words = [str(error[k]) for k in ("type", "code") if error.get(k) is not None]
-        message = error.get("message") or error.get("detail") or orjson.dumps(error, default=str).decode()
+        message = error.get("message") or error.get("detail") or json.dumps(error, default=str)
         return shown(f"{' '.join(words)}: {message}" if words else str(message))
     return shown(str(error)) or "error"
 
@@ -104,6 +109,8 @@ def read_stream(events: Sequence[Event]) -> Answer:
         try:
             event = loads(text)
         except ValueError:
+            if answer.done:
+                continue  # what follows the end belongs to nobody
             if name == b"error":
                 answer.error = answer.error or shown(data)
             elif not terminated:
@@ -113,7 +120,7 @@ def read_stream(events: Sequence[Event]) -> Answer:
             continue
         if not isinstance(event, dict):
             answer.bad = answer.bad or f"event is no JSON object: {shown(data)}"
-        elif "error" in event or name == b"error" or event.get("object") == "error":
+        elif "error" in event or name == b"error" or "choices" not in event or event.get("object") == "error":
             problem = error_of(event) or (shown(data) if name == b"error" else None)
             if problem:
                 answer.error = answer.error or problem
@@ -158,8 +165,11 @@ class _Stream:
     def take(self, end: int, event: dict[str, Any]) -> None:
         """Any event."""
         answer = self.answer
-        choices = event.get("choices") or ()
+        choices = event.get("choices") or []
         total = self._total(event)
+        if not isinstance(choices, list):
+            answer.bad = answer.bad or "an event has choices that are no list"
+            return
         # Without include_usage the fingerprint rides on the last content chunk.
         if not choices or not answer.meta.get("id") or "system_fingerprint" in event or "metrics" in event:
             _read_meta(answer, event)
@@ -177,12 +187,17 @@ class _Stream:
 
     def _total(self, event: dict[str, Any]) -> int | None:
         """Keeps the usage of an event; -> its completion_tokens."""
-        usage = event.get("usage")
+        usage, answer = event.get("usage"), self.answer
         if not isinstance(usage, dict):
             return None
-        self.answer.usage, self.answer.usage_final = usage, not event.get("choices")
-        total = usage.get("completion_tokens")
-        return total if isinstance(total, int) else None
+        total = count(usage.get("completion_tokens"))
+        before = count((answer.usage or {}).get("completion_tokens")) or 0
+        if total is not None and total < before and len(answer.indexes) < 2:
+            answer.warnings.append("usage_not_monotonic")
+        if before and not usage.get("completion_tokens"):  # empty, or begun again at 0: it takes nothing back
+            return None
+        answer.usage, answer.usage_final = usage, not event.get("choices")
+        return total
 
     def _closing(self, total: int | None, choice: dict[str, Any]) -> bool:
         """Whether a finishing chunk without text carries a token all the same."""
@@ -215,7 +230,7 @@ def read_json(value: Any) -> Answer:
     if answer.error:
         return answer
     if not isinstance(choices, list) or not choices or not all(isinstance(c, dict) for c in choices):
-        answer.bad = f"answer has no choices: {shown(orjson.dumps(value, default=str))}"
+        answer.bad = f"answer has no choices: {shown(json.dumps(value, default=str))}"
         return answer
     answer.any_event = answer.done = True
     usage = value.get("usage")
@@ -258,7 +273,7 @@ def _read_choice(answer: Answer, choice: dict[str, Any]) -> tuple[bool, bool]:
     if isinstance(delta, dict):
         content = _text(delta.get("content")) or _text(delta.get("refusal"))
         # Some versions send the same reasoning under both names.
-        thought = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+        thought = next(filter(None, (_text(delta.get(key)) for key in _REASONING)), "")
         if thought:
             thinking = True
             if index == 0:
@@ -292,7 +307,9 @@ def _tool_pieces(delta: dict[str, Any]) -> list[str]:
     pieces = []
     for function in functions:
         if isinstance(function, dict):
-            pieces += [v for k in ("name", "arguments") if isinstance(v := function.get(k), str) and v]
+            for value in (function.get("name"), function.get("arguments")):
+                text = orjson.dumps(value).decode() if isinstance(value, dict) else value
+                pieces += [text] if isinstance(text, str) and text else []
     return pieces
 
 

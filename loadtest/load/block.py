@@ -54,7 +54,7 @@ def read_block(block: Mapping[str, Any] | None) -> tuple[dict[str, Any], str | N
     if block is None:
         return row, None
     for column, key in _COUNTERS.items():
-        row[column] = _count(block.get(key), INT16_MAX if column == "num_spec_tokens" else INT32_MAX)
+        row[column] = count(block.get(key), INT16_MAX if column == "num_spec_tokens" else INT32_MAX)
     row["acceptance_histogram"] = _histogram(block.get("acceptance_histogram"), row["num_spec_tokens"])
     row["step_accepted"] = _counts(block.get("per_step_accepted"), INT16_MAX)
     row["step_drafted"] = _counts(block.get("per_step_drafted"), INT16_MAX)
@@ -91,7 +91,8 @@ def consistent(row: Mapping[str, Any]) -> bool:
     return all(checks)
 
 
-def _count(value: Any, most: int) -> int | None:
+def count(value: Any, most: int = INT32_MAX) -> int | None:
+    """A count of 0 to `most`, whole floats included; None for anything else, true and texts included."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or not 0 <= value <= most:
         return None
     return int(value) if value == int(value) else None
@@ -100,7 +101,7 @@ def _count(value: Any, most: int) -> int | None:
 def _counts(value: Any, most: int) -> list[int] | None:
     if not isinstance(value, list):
         return None
-    counts = [_count(v, most) for v in value]
+    counts = [count(v, most) for v in value]
     whole = [c for c in counts if c is not None]
     return whole if len(whole) == len(counts) else None
 
@@ -110,10 +111,10 @@ def _histogram(value: Any, num_spec_tokens: int | None) -> list[int] | None:
     if not isinstance(value, dict):
         return _counts(value, INT32_MAX)
     try:
-        sparse = {int(key): _count(count, INT32_MAX) for key, count in value.items()}
+        sparse = {int(key): count(steps) for key, steps in value.items()}
     except ValueError:
         return None
-    if any(j < 0 or j > INT16_MAX or count is None for j, count in sparse.items()):
+    if any(j < 0 or j > INT16_MAX or steps is None for j, steps in sparse.items()):
         return None
     size = max([*sparse, num_spec_tokens or 0]) + 1
     return [sparse.get(j) or 0 for j in range(size)]

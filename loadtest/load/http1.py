@@ -170,6 +170,8 @@ def replay(reads: Sequence[bytes]) -> Message:
     if encoding in ("gzip", "deflate", "x-gzip"):
         parts, problem = _inflate(parts)
         message.error = message.error or problem
+    elif encoding not in ("", "identity"):
+        message.error = message.error or f"content-encoding {encoding!r} although identity was asked for; switch it off"
     ends, total, done = [], 0, 0
     for count in counts:
         for part in parts[done:count]:

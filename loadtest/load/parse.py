@@ -138,7 +138,7 @@ def _outcome(
 ) -> tuple[Outcome, str | None]:
     """The outcome and its error text, first cause first."""
     if raw.end == "connect_timeout" or raw.end == "connection_error":
-        return raw.end, raw.error
+        return raw.end, raw.error or raw.end
     if raw.end == "bad_http" or (message.error and not whole):
         return "bad_payload", f"HTTP: {message.error or raw.error}"
     status = message.status
@@ -160,9 +160,9 @@ def _outcome(
 def _cut(raw: RawExchange, status: int | None) -> tuple[Outcome, str | None]:
     """The answer is not whole: by how it ended."""
     if raw.end == "aborted":
-        return "censored", raw.error
+        return "censored", raw.error or raw.end
     if raw.end in ("read_timeout", "total_timeout"):
-        return raw.end, raw.error
+        return raw.end, raw.error or raw.end
     if raw.end == "reset" or status is None:
         return "connection_error", raw.error or raw.end
     return "truncated", f"truncated_stream: {raw.error or 'the connection was closed in mid-answer'}"
@@ -229,9 +229,8 @@ def _tokens(row: dict[str, Any], answer: Answer, ok: bool, warnings: list[str]) 
         found["completion_tokens"] = usage.get("completion_tokens")
         found["reasoning_tokens"] = details.get("reasoning_tokens") if isinstance(details, dict) else None
     for column, value in found.items():
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32_MAX:
-            row[column] = value
-        elif value is not None:
+        row[column] = spec.count(value)
+        if row[column] is None and value is not None:
             warnings.append("value_out_of_range")
     if row["completion_tokens"] == 0 and (answer.ends or answer.content):
         row["completion_tokens"] = None  # some proxies fill in zeros; the text proves them wrong
