@@ -6,6 +6,9 @@
 All streams start together and end together (closed loop on a fixed schedule: the worst case for one thread). The server
 runs on the first core, the client on the second. Every row is matched to the server's log by request id.
 
+"server late %" is the share of the server's own gaps above 1.5 steps: the machine was busy with something else, chunks
+were sent in bursts (and so read together), and the row says little. Run it on a quiet machine with two free cores.
+
 --client locust (default): a whole Locust run with recording, rows from its files; only rows of the window count, and
 CPU is that of all client processes (master and worker) in the window, divided by the window's chunks.
 --client engine: the streaming client alone in plain greenlets; the first answer of each stream is left out as ramp-up.
@@ -38,7 +41,7 @@ def rank(values: list[float], p: float) -> float:
     return ordered[max(0, -int(-p * len(ordered) // 100) - 1)]
 
 
-def compare(rows: list[dict[str, Any]], truth: dict[str, schedule.Truth]) -> dict[str, Any]:
+def compare(rows: list[dict[str, Any]], truth: dict[str, schedule.Truth], step_ms: float) -> dict[str, Any]:
     """Ratios and counts of the rows after each stream's first request. Raises SystemExit where rows and log differ."""
     reported: dict[str, list[float]] = {"ttft": [], "tpot": [], "gap": []}
     true: dict[str, list[float]] = {"ttft": [], "tpot": [], "gap": []}
@@ -62,10 +65,13 @@ def compare(rows: list[dict[str, Any]], truth: dict[str, schedule.Truth]) -> dic
         if row["tpot_us"] is not None:
             reported["tpot"].append(row["tpot_us"])
             true["tpot"].append((sent[-1] - sent[0]) / 1000 / (told.tokens - row["chunk_tokens"][0]))
+    if not errors:
+        raise SystemExit(f"none of {len(rows)} rows lies in the window")
     out: dict[str, Any] = {}
     for metric in reported:
         for p in (50, 99):
             out[f"{metric}_p{p}_ratio"] = round(rank(reported[metric], p) / rank(true[metric], p), 4)
+    out["server_late_pct"] = round(100 * sum(g > 1.5 * step_ms * 1000 for g in true["gap"]) / len(true["gap"]), 3)
     out["merged_pct"] = round(100 * merged / chunks, 4)
     out["merged_first"], out["requests"] = merged_first, len(reported["ttft"])
     out["first_chunk_error_p99_ms"] = round(rank([abs(e) for e in errors], 99) / 1000, 3)
@@ -73,6 +79,7 @@ def compare(rows: list[dict[str, Any]], truth: dict[str, schedule.Truth]) -> dic
 
 
 def one_run(streams: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    answer_s = (args.t0_ms + args.step_ms * -(-args.tokens // k)) / 1000
     cores = sorted(os.sched_getaffinity(0))
     first, second = ([["taskset", "-c", str(c)] for c in cores[:2]]) if len(cores) > 1 else ([], [])
     nice = ["nice", "-n", str(args.nice)] if args.nice else []
@@ -80,14 +87,14 @@ def one_run(streams: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "truth.log")
         with schedule.server(log, [*nice, *first], k=k, n=args.tokens, t0=args.t0_ms, step=args.step_ms) as url:
-            client = run(Path(folder), url, streams, [*nice, *second], args)
+            client = run(Path(folder), url, streams, [*nice, *second], answer_s, args)
         truth = schedule.read_log(log)
     rows = client["rows"]
     if args.keep:
         args.keep.write_text(json.dumps({"rows": rows, "done": client.get("done")}))
     if {r["request_id"] for r in rows} != set(truth) or len(rows) != len(truth):
         raise SystemExit(f"{len(rows)} rows, {len(truth)} requests at the server")
-    result = compare(rows, truth)
+    result = compare(rows, truth, args.step_ms)
     window = [r for r in rows if r["measured"] or args.client == "engine"]
     chunks = sum(row["chunks"] for row in window)
     span_s = (max(r["end_ns"] for r in window) - min(r["send_ns"] for r in window)) / 1e9
@@ -104,19 +111,22 @@ def one_run(streams: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def run_engine(folder: Path, url: str, streams: int, start: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def run_engine(
+    folder: Path, url: str, streams: int, start: list[str], answer_s: float, args: argparse.Namespace
+) -> dict[str, Any]:
     out = folder / "rows.json"
     argv = [sys.executable, str(HERE / "engine_client.py"), url, str(streams), str(args.requests), str(out)]
     argv.append(str(args.pace_s))
-    subprocess.run([*start, *argv], check=True)
+    subprocess.run([*start, *argv], check=True, timeout=60 + 10 * args.requests * answer_s)
     client: dict[str, Any] = json.loads(out.read_text())
     for row in client["rows"]:
         row["measured"] = row["turn"] > 0
     return client
 
 
-def run_locust(folder: Path, url: str, streams: int, start: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    answer_s = (args.t0_ms + args.step_ms * -(-args.tokens // max(args.k))) / 1000
+def run_locust(
+    folder: Path, url: str, streams: int, start: list[str], answer_s: float, args: argparse.Namespace
+) -> dict[str, Any]:
     job = locust_client.job_of(folder, url, streams, 1.5 * answer_s, args.requests * answer_s, args.pace_s)
     client = locust_client.run(job, start, timeout_s=120)
     for row in client["rows"]:
@@ -131,7 +141,7 @@ def median_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key in runs[0]:
         values = [r[key] for r in runs]
-        out[key] = max(values) if key.startswith("merged") else statistics.median(values)
+        out[key] = max(values) if key.startswith(("merged", "server_late")) else statistics.median(values)
     out["runs"] = len(runs)
     return out
 
@@ -146,6 +156,7 @@ COLUMNS = (
     ("gap p50 x", "gap_p50_ratio"),
     ("gap p99 x", "gap_p99_ratio"),
     ("TPOT p99 x", "tpot_p99_ratio"),
+    ("server late %", "server_late_pct"),
     ("merged %", "merged_pct"),
     ("merged first", "merged_first"),
     ("CPU us/chunk", "cpu_us_per_chunk"),

@@ -8,7 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from raw_kit import T0, chunked, head, of_body, of_case, raw_of
 
 from loadtest.load.exchange import RawExchange
@@ -69,13 +72,10 @@ DONE = sse(b"[DONE]")
 
 
 def test_parsed_columns_are_columns_of_the_schema_and_fit_it() -> None:
-    import pyarrow as pa
-
     assert set(PARSED_COLUMNS) <= set(RAW_SCHEMA.names)
     row = streamed(DATA / "fixtures" / "ngram-chat-continuous.sse")
     assert tuple(row) == PARSED_COLUMNS
-    schema = pa.schema([RAW_SCHEMA.field(name) for name in PARSED_COLUMNS])
-    assert pa.RecordBatch.from_pylist([row], schema).to_pylist() == [row]
+    assert pa.RecordBatch.from_pylist([row], _SCHEMA).to_pylist() == [row]
 
 
 CAPTURES = sorted(p for p in (DATA / "fixtures").glob("*.sse") if "enginedeath" not in p.name)
@@ -589,3 +589,42 @@ def test_odd_events_do_not_break_a_stream(event: Any) -> None:
 
     assert row["outcome"] == "ok"
     assert row["output_text"] in ("ab", "axb")
+
+
+# --- anything a server may send ------------------------------------------------------------------------------------
+
+_WORDS = """id model choices usage metrics error object delta message text content reasoning tool_calls function name
+    arguments finish_reason index logprobs token_ids completion_tokens prompt_tokens prompt_tokens_details cached_tokens
+    system_fingerprint speculative_decoding num_spec_steps num_draft_tokens num_accepted_draft_tokens num_spec_tokens
+    acceptance_histogram per_step_accepted per_step_drafted time_to_first_token_ms"""
+_KEYS = st.sampled_from(_WORDS.split())
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=4),
+    st.sampled_from(["stop", "a", ""]),
+)
+_JSON = st.recursive(
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=6), max_leaves=25
+)
+_SCHEMA = pa.schema([RAW_SCHEMA.field(name) for name in PARSED_COLUMNS])
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.lists(st.one_of(_JSON, st.binary(max_size=12)), max_size=4),
+    st.sampled_from(["complete", "closed", "aborted"]),
+    st.booleans(),
+)
+def test_any_payload_becomes_a_row_that_can_be_stored(payloads: list[Any], end: Any, done: bool) -> None:
+    """Never an exception, never a value that its column cannot hold: both would lose requests in mid-run."""
+    parts = [sse(p) if isinstance(p, bytes) else b"data: %b\n\n" % json.dumps(p).encode() for p in payloads]
+    rows = [row_of(*parts, *([DONE] if done else []), end=end, last=end == "complete")]
+    rows += [parse_exchange(of_body(p if isinstance(p, bytes) else json.dumps(p).encode()), PLAIN) for p in payloads]
+
+    assert not [r["error"] for r in rows if "parser failed" in (r["error"] or "")]
+    assert pa.RecordBatch.from_pylist(rows, _SCHEMA).num_rows == len(rows)
+    for row in rows:
+        assert (row["outcome"] == "ok") == (row["error"] is None)
