@@ -37,6 +37,10 @@ NUMBERS = (
 CODES = ("prompt_id", "stratum", "outcome", "phase")
 
 
+TURNS = 64
+"""Turns of a conversation that are told apart when prompts are paired."""
+
+
 class RunLike(Protocol):
     """What the judge needs of a merged run (`loadtest.merge.read.RunData`)."""
 
@@ -54,26 +58,27 @@ class RunLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of one or more cells, in start order within each cell."""
+    """Some rows of a frame, in start order within each cell. Nothing is copied before a column is asked for."""
 
     columns: dict[str, Array]
+    """All columns of the frame."""
+    picked: npt.NDArray[np.int64]
+    """Row numbers in the frame."""
 
     def __len__(self) -> int:
-        return len(self.columns["ok"])
+        return len(self.picked)
 
     def __getitem__(self, name: str) -> Array:
-        return self.columns[name]
+        return self.columns[name][self.picked]
 
     def take(self, mask: Bools) -> Rows:
         """The rows where mask is true."""
-        return Rows({k: v[mask] for k, v in self.columns.items()})
+        return Rows(self.columns, self.picked[mask])
 
     @staticmethod
     def concat(parts: Sequence[Rows]) -> Rows:
-        """Rows of several cells, one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        return Rows({k: np.concatenate([p.columns[k] for p in parts]) for k in parts[0].columns})
+        """Rows of several cells of one frame, one after the other."""
+        return Rows(parts[0].columns, np.concatenate([p.picked for p in parts]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +98,12 @@ class Frame:
     def all_phases(self, cell_id: str) -> Rows:
         """Rows of warm-up, window and drain."""
         span = self.spans.get(cell_id, slice(0, 0))
-        return Rows({k: v[span] for k, v in self.columns.items()})
+        return Rows(self.columns, np.arange(span.start, span.stop))
 
     def strata(self, rows: Rows) -> list[str]:
         """Names of the strata present, sorted."""
-        return sorted(self.names["stratum"][code] for code in np.unique(rows["stratum"]) if code >= 0)
+        present = np.bincount(rows["stratum"] + 1, minlength=1)[1:]
+        return sorted(self.names["stratum"][code] for code in np.flatnonzero(present))
 
     def in_stratum(self, rows: Rows, stratum: str) -> Rows:
         """The rows of one stratum."""
@@ -115,7 +121,7 @@ def load_frame(data: RunLike) -> Frame:
     columns["merged"] = _flag(table["first_chunk_merged"])
     turn = np.nan_to_num(_numbers(table["turn"])).astype(np.int64)
     # A later turn of a conversation is a prompt of its own: it pairs with the same turn only.
-    columns["pair_key"] = columns["prompt_id"].astype(np.int64) * (int(turn.max(initial=0)) + 1) + turn
+    columns["pair_key"] = columns["prompt_id"].astype(np.int64) * TURNS + np.minimum(turn, TURNS - 1)
     del table
     columns["ok"] = columns["outcome"] == _code_of(names["outcome"], "ok")
     columns["measured"] = (columns["phase"] == _code_of(names["phase"], "measure")) & np.isfinite(columns["send_ns"])

@@ -17,6 +17,7 @@ from loadtest.judge.context import NOT_REAL, Context, load_context
 from loadtest.judge.criteria import claim_of, limit_of
 from loadtest.judge.decision import decide_all
 from loadtest.judge.frame import RunLike
+from loadtest.judge.profile import profiles
 from loadtest.judge.select import CellFacts, Group, names_baseline, selects
 from loadtest.judge.verdict import CellTrust, Check, Reason, Scope, Status, Verdict, worst
 from loadtest.model import Slo
@@ -61,6 +62,7 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
         comparisons=tuple(c.comparison for c in compared),
         crossovers=tuple(crossovers(compared)),
         decisions=tuple(decide_all(context, compared, checks, bool(slos))),
+        profiles=tuple(profiles(context)),
         reasons=reasons,
     )
 

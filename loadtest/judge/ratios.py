@@ -53,9 +53,10 @@ class RatioInterval:
 
 
 def cluster_sums(keys: Array, *values: Floats) -> list[Floats]:
-    """The sums of each value by key."""
-    index = np.unique(keys, return_inverse=True)[1]
-    return [np.asarray(np.bincount(index, v), dtype=np.float64) for v in values]
+    """The sums of each value by key; keys are small integers, at least one."""
+    index = keys - keys.min()
+    there = np.bincount(index) > 0
+    return [np.asarray(np.bincount(index, v)[there], dtype=np.float64) for v in values]
 
 
 def ratio_interval(num: Floats, den: Floats, confidence: float, seed: int) -> RatioInterval:

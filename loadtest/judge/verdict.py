@@ -171,6 +171,48 @@ class Crossover:
 
 
 @dataclass(frozen=True, slots=True)
+class Decile:
+    """The requests of one tenth by their own draft acceptance rate, worst drafted first."""
+
+    decile: int
+    """1 to 10."""
+    n: int
+    acceptance_low: float
+    acceptance_high: float
+    tpot_p50_us: float | None
+    tpot_p99_us: float | None
+    """Nearest-rank figures of the sample, no claims."""
+    tail_share: float
+    """Share of the slowest 1 % (by TPOT) that lies in this tenth; 0.1 where acceptance does not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlice:
+    """Acceptance in one equal part of the window."""
+
+    start_s: float
+    """Seconds after the start of the window."""
+    acceptance: RatioEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Where the tail comes from and whether acceptance drifts, for one config at one mix, sampling and load."""
+
+    config: str
+    mix: str
+    sampling: str
+    load: str
+    deciles: tuple[Decile, ...]
+    badly_drafted_tail: Answer
+    """Whether the slowest requests are those whose drafts were rejected most."""
+    slices: tuple[TimeSlice, ...]
+    drifts: Answer
+    """Whether acceptance at the end of the window differs from that at its start."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """One of the four questions of a decision."""
 
@@ -215,6 +257,7 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     crossovers: tuple[Crossover, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    profiles: tuple[Profile, ...] = ()
     reasons: tuple[Reason, ...] = ()
     """About the run as a whole."""
     allowed: tuple[str, ...] = ()
@@ -228,14 +271,15 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values without NaN or infinities (they become null), with `exit_code`."""
-        return {**_finite(plain(self)), "exit_code": self.exit_code}
+        return {**finite(plain(self)), "exit_code": self.exit_code}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """JSON values with null for what JSON has no number for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value
