@@ -1,9 +1,15 @@
-"""GPUs and driver of this machine as nvidia-smi tells them; nothing is guessed where it is absent."""
+"""GPUs and driver of this machine as nvidia-smi tells them; nothing is guessed where it is absent.
+
+Where CUDA_VISIBLE_DEVICES is set for the run, only those GPUs count: two runs on two GPUs of one machine are none of
+each other's business.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import os
+import re
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -24,20 +30,26 @@ def gpus() -> list[dict[str, Any]] | None:
 
 
 def memory_used_mib() -> float | None:
-    """Memory in use on all GPUs together, MiB; None where it is not known."""
+    """Memory in use on all visible GPUs together, MiB; None where it is not known."""
     rows = _query(("memory.used",))
     used = [_number(row[0]) for row in rows or []]
     return sum(u for u in used if u is not None) if used and None not in used else None
 
 
 def _query(fields: Sequence[str]) -> list[list[str]] | None:
-    argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    argv = ["nvidia-smi", *_visible(), f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     rows = csv.reader(io.StringIO(done.stdout), skipinitialspace=True)
     return [[cell.strip() for cell in row] for row in rows if len(row) == len(fields)]
+
+
+def _visible() -> list[str]:
+    """The option that picks the GPUs of CUDA_VISIBLE_DEVICES; none where it is unset or names parts of a GPU (MIG)."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+    return [f"--id={value}"] if re.fullmatch(r"(\d+|GPU-[0-9A-Fa-f-]+)(,(\d+|GPU-[0-9A-Fa-f-]+))*", value) else []
 
 
 def _gpu(row: Sequence[str]) -> dict[str, Any]:

@@ -225,3 +225,17 @@ def test_nvidia_smi_rows_are_read_and_absence_is_not_zero(monkeypatch, tmp_path)
     assert gpu.memory_used_mib() is None
     smi.write_text("#!/bin/sh\nexit 9\n")
     assert gpu.gpus() is None
+
+
+def test_only_the_visible_gpus_count(monkeypatch, tmp_path):
+    """Two runs on two GPUs: what the other one holds must not look like memory that was not freed."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\ncase " $* " in *" --id=1 "*) echo 30 ;; *) echo 12; echo 30 ;; esac\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu.memory_used_mib() == 42
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpu.memory_used_mib() == 30
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c7384736-a75d-5afc-978f-d2f1294409fd")
+    assert gpu.memory_used_mib() == 42
