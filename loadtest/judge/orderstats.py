@@ -38,6 +38,12 @@ def _pmf(t: int, n: int, p: float) -> Floats:
     return np.asarray(np.exp(log_choose + k * math.log(p) + (n - k) * math.log1p(-p)))
 
 
+def binomial_pmf(n: int, p: float) -> Floats:
+    """P(Bin(n, p) = i) for i = 0..n."""
+    _check(n, p)
+    return _pmf(n, n, p)
+
+
 def binom_cdf(t: int, n: int, p: float) -> float:
     """P(Bin(n, p) <= t)."""
     if t < 0:
