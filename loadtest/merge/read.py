@@ -39,6 +39,11 @@ class RunData:
         dataset = ds.dataset(files, schema=REQUESTS_SCHEMA, format="parquet")
         return dataset.to_table(columns=columns, filter=filter)
 
+    def cell_requests(self, cell_id: str, columns: list[str]) -> pa.Table:
+        """Rows of one cell; opens that cell's file only, so that a long run is read in bounded memory."""
+        found = sorted(str(p) for p in (self.path / "requests").glob(f"config=*/mix=*/load=*/part-{cell_id}.parquet"))
+        return ds.dataset(found, schema=REQUESTS_SCHEMA, format="parquet").to_table(columns=columns)
+
 
 def open_run(run_dir: Path) -> RunData:
     """The merged run in `run_dir`.

@@ -1,14 +1,25 @@
-"""summary.md: the verdict in words, the decision per config, the table the field uses, and why cells do not count."""
+"""summary.md: the verdict in words, the decision per config, the table the field uses, and why cells do not count.
+
+Bounded: a line per criterion and config with its worst check; verdict.json has every check.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from loadtest.judge.verdict import Check, Verdict
-from loadtest.model import NOT_MEASURED
+from loadtest.judge.verdict import Verdict
+from loadtest.report import results
+from loadtest.report.criteria import (
+    bounds_text,
+    by_criterion_and_config,
+    estimate_text,
+    limit_text,
+    n_text,
+    scope_text,
+)
 from loadtest.report.tables import Row
-from loadtest.report.units import P95_CLAIM_N, P99_CLAIM_N, duration, in_unit, number, share, tail
+from loadtest.report.units import shorten
 
 SIMULATED = (
     "**SIMULATED**: made with the simulated server. It checks the process; it says nothing about any real server."
@@ -20,18 +31,20 @@ BUNDLED = (
     "Figures on the bundled sample prompts check the process; "
     "a verdict for a business needs its own, larger prompt set."
 )
-MAX_CHECKS = 200
-"""Rows of the criteria table at most; verdict.json has all."""
+MAX_RESULTS, MAX_CRITERIA, MAX_SEEN = 300, 100, 3
+"""Lines of each table at most: what a person still scrolls through; the rest is in verdict.json and Parquet."""
+MAX_TEXT = 240
+"""Characters of a reason at most; the whole sentence is in verdict.json."""
 
 
 def render(run: dict[str, Any], rows: Sequence[Row], verdict: Verdict) -> bytes:
     """The whole page as UTF-8 Markdown."""
-    lines = [f"# {verdict.status}: {verdict.run_id}", ""]
+    lines = [f"# {'SIMULATED ' if verdict.simulated else ''}{verdict.status}: {verdict.run_id}", ""]
     lines += [s for s in banners(verdict) for s in (s, "")]
-    lines += [verdict.sentence, ""]
+    lines += [cell(verdict.sentence), ""]
     lines += _decisions(verdict)
-    lines += ["## Results by data set and scheme", "", *_results(rows, verdict), ""]
-    lines += ["## Criteria", "", *_checks(verdict.checks), ""]
+    lines += _results(rows, verdict)
+    lines += _criteria(verdict)
     lines += _reasons(verdict)
     lines += ["## Where this comes from", "", *_origin(run), ""]
     return "\n".join(lines).encode()
@@ -43,8 +56,8 @@ def banners(verdict: Verdict) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Text that cannot break out of a Markdown table cell."""
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+    """Text that cannot break out of a Markdown table cell or start an HTML element."""
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -56,128 +69,70 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-RESULT_HEADER = (
-    "data set", "scheme/gamma", "sampling", "load", "n (ok / sent)", "A/D", "1+A/S", "coverage", "S, D, A",
-    "E2E p50", "E2E p95", "output tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "quality",
-)  # fmt: skip
-
-
-def result_cells(row: Row, quality: str) -> list[str]:
-    """One line of the results table as text; a cell without a measurement says so in every figure."""
-    head = [row.mix, f"{row.config} ({row.scheme})", row.sampling, row.load]
-    if not row.measured:
-        why = row.reason or ", ".join(sorted(set(row.states)))
-        return [*head, NOT_MEASURED + (f": {why}" if why else ""), *[NOT_MEASURED] * 12]
-    lat, n = row.latency, {m: int(v["n"] or 0) for m, v in row.latency.items()}
-    if row.method == "none":
-        spec = ["no drafts"] * 4
-    elif row.acceptance_source is None:
-        spec = [NOT_MEASURED] * 4
-    else:
-        spec = [
-            share(row.acceptance_rate),
-            number(row.acceptance_length),
-            share(row.coverage),
-            f"{row.steps:.0f}, {row.drafts:.0f}, {row.accepted:.0f}",
-        ]
-    return [
-        *head,
-        f"{row.ok} / {row.sent}",
-        *spec,
-        duration(lat["e2e"]["p50"]),
-        tail(lat["e2e"]["p95"], n["e2e"], P95_CLAIM_N),
-        number(row.output_tok_s, NOT_MEASURED),
-        duration(lat["ttft"]["p50"]),
-        tail(lat["ttft"]["p99"], n["ttft"], P99_CLAIM_N),
-        duration(lat["tpot"]["p50"]),
-        tail(lat["tpot"]["p99"], n["tpot"], P99_CLAIM_N),
-        quality,
-    ]
-
-
-def quality_of(verdict: Verdict) -> dict[tuple[str, str, str], str]:
-    """(config, mix, sampling) -> the answer to "is the output right?"."""
-    out: dict[tuple[str, str, str], str] = {}
-    for d in verdict.decisions:
-        question = next((q for q in d.questions if q.key == "output"), None)
-        if question is not None:
-            out[d.config, d.mix, d.sampling] = question.answer
-    return out
-
-
-RESULTS_NOTE = (
-    "Repeats are pooled (sums first, divided last; percentiles from all rows together). Every figure is a point "
-    "estimate over the n of its line; intervals stand with the criteria below. A/D = accepted over drafted tokens, "
-    "1+A/S = mean acceptance length of drafted steps (not tokens per step), coverage = share of output tokens from "
-    "drafted steps. Chunk gaps are not token times and are not in this table. Quality: is the output right?"
-)
-
-
-def quality_cell(row: Row, quality: dict[tuple[str, str, str], str]) -> str:
-    """The answer to "is the output right?" for one line; the baseline is what it is compared with."""
-    return "reference" if row.is_baseline else quality.get((row.config, row.mix, row.sampling), NOT_MEASURED)
-
-
 def _results(rows: Sequence[Row], verdict: Verdict) -> list[str]:
-    quality = quality_of(verdict)
-    return [RESULTS_NOTE, "", *table(RESULT_HEADER, [result_cells(r, quality_cell(r, quality)) for r in rows])]
+    quality = results.quality_of(verdict)
+    shown = [results.cells(r, results.quality_cell(r, quality)) for r in rows[:MAX_RESULTS]]
+    lines = ["## Results by data set and scheme", "", results.NOTE, "", *table(results.HEADER, shown)]
+    if len(rows) > MAX_RESULTS:
+        lines += ["", f"{len(rows) - MAX_RESULTS} more lines in report.html."]
+    missing = results.unmeasured(rows)
+    if missing:
+        lines += ["", "Why not measured:", ""]
+        lines += [f"* {cell(where)}: {cell(shorten(why, MAX_TEXT))}" for where, why in missing]
+    return [*lines, ""]
 
 
 def _decisions(verdict: Verdict) -> list[str]:
     if not verdict.decisions:
         return []
-    lines = ["## Decision for each config", ""]
     rows = []
     for d in verdict.decisions:
-        label = d.decision + (f" {d.up_to}" if d.up_to else "")
         answers: dict[str, str] = {q.key: q.answer for q in d.questions}
         words = [answers.get(k, "not known") for k in ("output", "candidates", "pays", "slo")]
-        rows.append([d.config, d.mix, d.sampling, label, *words, d.sentence])
-    header = (
-        "config",
-        "mix",
-        "sampling",
-        "decision",
-        "output right?",
-        "candidates?",
-        "pays?",
-        "SLOs hold?",
-        "in words",
-    )
-    return [*lines, *table(header, rows), ""]
+        label = d.decision + (f" {d.up_to}" if d.up_to else "")
+        rows.append([d.config, d.mix, d.sampling, label, *words, shorten(d.sentence, 2 * MAX_TEXT)])
+    header = ("config", "mix", "sampling", "decision", *results.QUESTIONS, "in words")
+    return ["## Decision for each config", "", *table(header, rows), ""]
 
 
-def _checks(checks: Sequence[Check]) -> list[str]:
-    if not checks:
-        return ["No criterion was given, so nothing can pass."]
-    order = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
-    ranked = sorted(checks, key=lambda c: order[c.status])
+def _criteria(verdict: Verdict) -> list[str]:
+    lines = ["## Criteria", ""]
+    groups = by_criterion_and_config(verdict.checks)
+    if not groups:
+        return [*lines, "No criterion was given, so nothing can pass.", ""]
     rows = [
         [
-            c.status + ("" if c.gating else " (shown only)"),
-            c.slo,
-            scope_text(c),
-            f"{c.metric} {c.stat} {'≤' if c.direction == 'lower' else '≥'} {in_unit(c.limit, c.unit)}",
-            in_unit(c.estimate, c.unit, "no figure"),
-            f"{in_unit(c.lower, c.unit, '−∞')} to {in_unit(c.upper, c.unit, '∞')} at {c.confidence:.0%}",
-            f"{c.n}" + (f" (n_eff {c.n_eff})" if c.n_eff is not None and c.n_eff != c.n else ""),
-            c.reason,
+            g.worst.status,
+            g.slo,
+            " / ".join(str(g.count(s)) for s in ("PASS", "FAIL", "INCONCLUSIVE")),
+            scope_text(g.worst),
+            limit_text(g.worst),
+            estimate_text(g.worst),
+            bounds_text(g.worst),
+            n_text(g.worst),
+            shorten(g.worst.reason, MAX_TEXT),
         ]
-        for c in ranked[:MAX_CHECKS]
+        for g in groups[:MAX_CRITERIA]
     ]
-    lines = table(("status", "criterion", "where", "limit", "estimate", "bounds", "n", "why"), rows)
-    if len(ranked) > MAX_CHECKS:
-        lines.append(f"\n{len(ranked) - MAX_CHECKS} more in verdict.json; worst first here.")
-    return lines
-
-
-def scope_text(check: Check) -> str:
-    """Where a criterion was applied, in one line."""
-    s = check.scope
-    if s is None:
-        return "no cell selected"
-    repeat = "repeats pooled" if s.repeat is None else f"r{s.repeat}"
-    return " / ".join(x for x in (s.config, s.mix, s.sampling, s.load, s.stratum, repeat) if x)
+    header = (
+        "status",
+        "criterion",
+        "pass / fail / inconclusive",
+        "worst at",
+        "limit",
+        "estimate",
+        "bounds",
+        "n",
+        "why",
+    )
+    lines += [
+        "One line per criterion and config, worst first, with the figures of its worst check.",
+        "",
+        *table(header, rows),
+    ]
+    if len(groups) > MAX_CRITERIA:
+        lines += ["", f"{len(groups) - MAX_CRITERIA} more lines in report.html."]
+    return [*lines, "", f"All {len(verdict.checks)} checks are in verdict.json.", ""]
 
 
 def _reasons(verdict: Verdict) -> list[str]:
@@ -189,20 +144,22 @@ def _reasons(verdict: Verdict) -> list[str]:
             grouped.setdefault((r.code, r.why, r.do), []).append(f"{c.cell_id}: {r.seen} (limit: {r.limit})")
     if not grouped:
         return []
-    lines = ["## What to know before trusting the figures", ""]
+    trusted = sum(c.trusted for c in verdict.cells)
+    lines = ["## What to know before trusting the figures", "", f"{trusted} of {len(verdict.cells)} cells count.", ""]
     for (code, why, do), seen in grouped.items():
         lines.append(f"* **{code}** ({len(seen)}): {cell(why)} {cell(do)}")
-        lines += [f"  * {cell(s)}" for s in seen[:5]]
-        if len(seen) > 5:
-            lines.append(f"  * and {len(seen) - 5} more in verdict.json")
+        lines += [f"  * {cell(shorten(s, MAX_TEXT))}" for s in seen[:MAX_SEEN]]
+        if len(seen) > MAX_SEEN:
+            lines.append(f"  * and {len(seen) - MAX_SEEN} more in verdict.json")
     return [*lines, ""]
 
 
 def _origin(run: dict[str, Any]) -> list[str]:
-    host = run.get("host", {})
+    host = run.get("host") or {}
+    cores, python = host.get("cores") or "unknown", host.get("python") or "unknown"
     return [
         f"* run `{run['run_id']}`, plan sha256 `{run['plan_sha256']}`, loadtest {run['tool_version']}",
-        f"* load from {host.get('cpu') or 'an unnamed CPU'}, {host.get('cores')} cores, Python {host.get('python')}",
+        f"* load from {host.get('cpu') or 'an unnamed CPU'}, {cores} cores, Python {python}",
         f"* {BUNDLED}",
         "* recompute: `loadtest merge RUN` from raw files, `loadtest gate RUN` from Parquet, or SQL over `requests/`",
     ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from loadtest.model import NOT_MEASURED
-
 UNDEFINED = "undefined"
 """Measured, but the figure has no value: A/D with D = 0, TPOT of one token."""
 
@@ -45,11 +43,25 @@ def in_unit(value: float | None, unit: str, missing: str = UNDEFINED) -> str:
     return f"{text} /s" if unit == "per_s" and text != missing else text
 
 
-def tail(us: float | None, n: int | None, claim_n: int) -> str:
-    """A tail quantile with its n; below `claim_n` it says that it is a point estimate only."""
+DAGGER_NOTE = (
+    f"† fewer requests than a claim needs (P95: {P95_CLAIM_N}, P99: {P99_CLAIM_N} at 95 %): it may be far off."
+)
+
+
+def tail(us: float | None, n: int, claim_n: int) -> str:
+    """A tail quantile over n requests; below `claim_n` with the dagger that DAGGER_NOTE explains."""
     if us is None or not n:
-        return NOT_MEASURED if n is None else UNDEFINED
-    return duration(us) if n >= claim_n else f"{duration(us)} (point estimate, n={n})"
+        return UNDEFINED
+    return duration(us) if n >= claim_n else f"{duration(us)}†"
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most `limit` characters on one line, cut between words."""
+    text = " ".join(text.split())
+    if len(text) <= limit:
+        return text
+    cut = text[: limit - 2]
+    return (cut.rsplit(" ", 1)[0] if " " in cut else cut) + " …"
 
 
 def _three(value: float) -> str:
