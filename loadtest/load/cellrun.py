@@ -91,7 +91,7 @@ class CellRun:
         self._warm_order = PromptOrder(parts, weights, cell.order_seed)
         self._next = {True: 0, False: 0}
         self._limit = cell.measure_requests if cell.load_kind == "sequential" else None
-        self.sent = self.rows = self.event_errors = self.user_errors = 0
+        self.sent = self.rows = self.event_errors = self.user_errors = self.dropped = 0
         self.by_outcome: Counter[str] = Counter()
         self.by_phase: Counter[str] = Counter()
         self.lag_max_us = 0
@@ -118,6 +118,10 @@ class CellRun:
         if not warmup and self._limit is not None and seq >= self._limit:
             return None
         self._next[warmup] += 1
+        return self.ticket(seq, warmup=warmup)
+
+    def ticket(self, seq: int, *, warmup: bool) -> Ticket:
+        """Request number `seq` of the measured part or of the warm-up."""
         pool, order, salt = (
             (self._pool, self._warm_order, self._warm_salt)
             if warmup
@@ -157,7 +161,7 @@ class CellRun:
             "rows": self.rows,
             "by_outcome": dict(self.by_outcome),
             "by_phase": dict(self.by_phase),
-            "dropped": 0,  # open loop only
+            "dropped": self.dropped,
             "event_errors": self.event_errors,
             "user_errors": self.user_errors,
             "lag_max_us": self.lag_max_us,

@@ -16,6 +16,7 @@ import gevent
 from locust import LoadTestShape
 
 from loadtest.errors import EXIT_CRASH, EXIT_PASS, LoadError
+from loadtest.load.arrivals import OPEN_KINDS
 from loadtest.load.files import begin_cell, is_finished, write_json
 from loadtest.load.master import CellAbortedError, Master
 from loadtest.load.protocol import FINAL_GRACE_S, WINDOW_LEAD_NS
@@ -96,7 +97,9 @@ class CellConductor:
 
     def stripes(self) -> dict[str, list[int]]:
         """Which numbers of the prompt order each worker takes: only workers that have users get a share."""
-        active = sorted(i for i, n in self.master.users_of().items() if n)
+        users = self.master.users_of()
+        everybody = self.cell.load_kind in OPEN_KINDS  # arrivals need no users
+        active = sorted(i for i, n in users.items() if n or everybody)
         return {str(index): [k, len(active)] for k, index in enumerate(active)}
 
     def open(self, warmup_s: float) -> None:
@@ -202,14 +205,18 @@ class CellConductor:
 
 
 def users_needed(cell: Cell) -> int:
-    """Users of a closed-loop cell. Raises LoadError for loads that this conductor does not drive."""
+    """Locust users of a cell; an open loop has none. Raises LoadError for a load that cannot be driven."""
+    if cell.load_kind in OPEN_KINDS:
+        if not cell.load_value > 0:
+            raise LoadError(f"cell {cell.cell_id}: the rate must be above 0 per second: {cell.load_value}")
+        return 0
     if cell.load_kind == "sequential":
         return 1
     if cell.load_kind == "closed":
         if cell.load_value < 1 or cell.load_value != int(cell.load_value):
             raise LoadError(f"cell {cell.cell_id}: concurrency must be a whole number of 1 or more: {cell.load_value}")
         return int(cell.load_value)
-    raise LoadError(f"cell {cell.cell_id}: load {cell.load_kind!r} is not a closed loop; use concurrency in the plan")
+    raise LoadError(f"cell {cell.cell_id}: load {cell.load_kind!r} cannot be driven; use concurrency or rate")
 
 
 def load_mix(job: LoadJob, mix: str) -> tuple[bytes, bytes, tuple[float, ...]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from locust import User, constant, task
 
-from loadtest.load.worker import UserSlot, Worker
+from loadtest.load.sending import UserSlot
+from loadtest.load.worker import Worker
 
 
 class ReplayUser(User):
@@ -25,11 +26,11 @@ class ReplayUser(User):
 
     def on_start(self) -> None:
         """Takes a number."""
-        self._slot = self._worker.enter()
+        self._slot = self._worker.sender.enter()
 
     def on_stop(self) -> None:
         """Gives the number back."""
-        self._worker.leave(self._slot)
+        self._worker.sender.leave(self._slot)
 
     @task
     def replay(self) -> None:

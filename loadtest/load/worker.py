@@ -7,7 +7,6 @@ batching happen in idle time, files and histograms belong to the master.
 from __future__ import annotations
 
 import gc
-import heapq
 import logging
 import os
 import socket
@@ -20,41 +19,23 @@ from locust import log as locust_log
 
 from loadtest import __version__
 from loadtest.load import protocol
+from loadtest.load.arrivals import OPEN_KINDS, Arrivals
 from loadtest.load.batches import BatchSender
 from loadtest.load.cellrun import CellRun, MixPrompts, Ticket, decode_mix
-from loadtest.load.engine import Connection, IdleParser, RawExchange, Reader, quiet_collector
+from loadtest.load.engine import IdleParser, quiet_collector
 from loadtest.load.lifeline import raise_file_limit
-from loadtest.load.parse import RequestFacts, parse_exchange
-from loadtest.load.request import RequestBuilder
+from loadtest.load.parse import parse_exchange
 from loadtest.load.selfproof import SelfProof
+from loadtest.load.sending import BACKOFF_S, Answer, Sender, UserSlot
 from loadtest.model import Cell, LoadJob, from_json
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = (0.1, 1.0)
-"""Pause of a user after a request that could not even be sent, doubled each time up to the second value: a server
-that is down must not be asked thousands of times a second. The rows still show every try."""
 DEADLINE_POLL_S = 0.005
 
 
 class RequestFailedError(Exception):
     """What Locust's own page shows as the failure of a request."""
-
-
-class UserSlot:
-    """What one user keeps between requests: its number, its connection, its back-off."""
-
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
-        self.connection: Connection | None = None
-        self.builder: RequestBuilder | None = None
-        self.backoff_s = BACKOFF_S[0]
-
-    def close(self) -> None:
-        """Closes the connection."""
-        if self.connection is not None:
-            self.connection.close()
-        self.connection = self.builder = None
 
 
 class Worker:
@@ -64,22 +45,16 @@ class Worker:
         self.environment, self.runner, self.index = environment, environment.runner, index
         raise_file_limit()
         self.run: CellRun | None = None
-        self.job: LoadJob | None = None
-        self.workers = 1
-        self._reader = Reader()
-        self._builders: list[RequestBuilder] = []
         self._gate = Event()
         self._changed = Event()
         self._mixes: dict[str, MixPrompts] = {}
-        self._in_flight = 0
-        self._free_slots: list[int] = []
-        self._slots = 0
         self._collector = quiet_collector()
         self._collector_is_off = False
         self._batches = BatchSender(self._send_batch)
-        self._parser: IdleParser[tuple[CellRun, RawExchange, dict[str, Any]]] = IdleParser(self._finished)
+        self._parser: IdleParser[Answer] = IdleParser(self._finished)
+        self.sender = Sender(index, self._parser.put)
+        self._arrivals: Arrivals | None = None
         self._proof = SelfProof()
-        self._facts = RequestFacts()
         self._before: dict[str, int] = {}
         for name, listener in (
             (protocol.MIX, self._on_mix),
@@ -94,57 +69,10 @@ class Worker:
 
     # -- users
 
-    def enter(self) -> UserSlot:
-        """A number for a new user, the lowest that is free."""
-        if self._free_slots:
-            return UserSlot(heapq.heappop(self._free_slots))
-        self._slots += 1
-        return UserSlot(self._slots - 1)
-
-    def leave(self, user: UserSlot) -> None:
-        """The user is gone: its connection is closed, its number is free."""
-        user.close()
-        if user.slot >= 0:
-            heapq.heappush(self._free_slots, user.slot)
-
     def serve(self, user: UserSlot) -> None:
-        """Waits until a request is due, sends it and hands the raw answer to the parser."""
+        """Waits until a request is due and sends it; called by each user in a loop."""
         run, ticket = self._next()
-        connection, builder = self._connection(user)
-        number = user.slot * self.workers + self.index
-        sampling = run.cell.sampling
-        max_tokens = ticket.prompt.max_tokens or sampling.max_tokens
-        body = builder.body(ticket.messages, sampling, max_tokens=max_tokens)
-        facts = {
-            "seq": ticket.seq,
-            "worker": self.index,
-            "user": number,
-            "request_id": ticket.request_id,
-            "prompt_id": ticket.prompt.prompt_id,
-            "stratum": ticket.prompt.stratum,
-            "turn": 0,
-            "prompt_sha256": body.prompt_sha256,
-            "max_tokens": max_tokens,
-        }
-        client = builder.client
-        run.sent += 1
-        self._in_flight += 1
-        asked_ns = time.time_ns()
-        raw: RawExchange | None = None
-        try:
-            raw = connection.exchange(
-                builder.frame(body, ticket.request_id),
-                total_timeout_s=client.total_timeout_s,
-                read_timeout_s=client.read_timeout_s,
-            )
-        finally:
-            self._in_flight -= 1
-            if raw is None:  # the user is being stopped in mid-request
-                raw = connection.partial() or RawExchange()
-            facts["phase"] = run.phase(ticket, raw.send_ns or asked_ns)
-            self._parser.put((run, raw, facts))
-        self._reader.pump()
-        if raw.send_ns is None:
+        if self.sender.send(run, ticket, user).send_ns is None:
             gevent.sleep(user.backoff_s)
             user.backoff_s = min(BACKOFF_S[1], user.backoff_s * 2)
         else:
@@ -158,23 +86,13 @@ class Worker:
             self._gate.clear()
             self._gate.wait()
 
-    def _connection(self, user: UserSlot) -> tuple[Connection, RequestBuilder]:
-        number = user.slot * self.workers + self.index
-        builder = self._builders[number % len(self._builders)]
-        if user.connection is None or user.builder is not builder:
-            user.close()
-            user.builder = builder
-            user.connection = Connection(
-                self._reader, builder.endpoint, connect_timeout_s=builder.client.connect_timeout_s
-            )
-        return user.connection, builder
-
     # -- answers
 
-    def _finished(self, item: tuple[CellRun, RawExchange, dict[str, Any]]) -> None:
-        """Parses one answer, in idle time. Whatever goes wrong here, the request stays a row."""
-        run, raw, facts = item
-        row = {**facts, **parse_exchange(raw, self._facts)}
+    def _finished(self, answer: Answer) -> None:
+        """Parses one answer, in idle time. Whatever is in it, the request becomes a row."""
+        self._keep(answer.run, {**answer.columns, **parse_exchange(answer.raw, answer.facts)})
+
+    def _keep(self, run: CellRun, row: dict[str, Any]) -> None:
         run.note(row)
         self._batches.add(row)
         self._fire(run, row)
@@ -187,7 +105,7 @@ class Worker:
         before, locust_log.unhandled_greenlet_exception = locust_log.unhandled_greenlet_exception, False
         try:
             self.environment.events.request.fire(
-                request_type=self.job.api if self.job is not None else "",
+                request_type=self.sender.job.api if self.sender.job is not None else "",
                 name=f"{run.cell.mix}/{row['stratum']}{stage}",
                 response_time=None if e2e_us is None else e2e_us / 1000,
                 response_length=row.get("output_bytes") or 0,
@@ -237,21 +155,12 @@ class Worker:
         mix = self._mixes.get(cell.mix)
         if mix is None or mix.sha256 != sha256:
             raise ValueError(f"the prompts of mix {cell.mix!r} did not arrive whole")
-        if self.job is None or job.client != self.job.client:
-            self._reader.close()
-            self._reader = Reader(pace_s=job.client.pace_s, read_timeout_s=job.client.read_timeout_s)
-        if job != self.job:
-            self._builders = [
-                RequestBuilder(url, api=job.api, model=job.model_name, client=job.client) for url in job.base_urls
-            ]
-        self.job, self.workers = job, workers
-        client = job.client
-        self._facts = RequestFacts(client.stream, keep_text=client.keep_text, keep_chunks=client.keep_chunks)
+        builders = self.sender.set_job(job, workers)
         run = CellRun(cell, mix, self.index)
-        for builder in self._builders:  # a sampling that cannot be sent is told now, not once per request
+        for builder in builders:  # a sampling that cannot be sent is told now, not once per request
             builder.body(mix.prompts[0].messages, cell.sampling)
         self._collect()
-        reader = self._reader
+        reader = self.sender.reader
         self._before = {"conns": reader.connections_opened, "batches": self._batches.batches, "resent": reader.resent}
         reader.stalls_ms.clear()
         self._proof.start()
@@ -275,17 +184,24 @@ class Worker:
         if run is None or run.cell.cell_id != msg.data["cell_id"]:
             return
         stripe = msg.data["stripes"].get(str(self.index))
+        first = not run.open
         run.set_window(msg.data["start_ns"], msg.data["end_ns"], stripe and tuple(stripe), time.time_ns())
         self._changed.set()
         self._gate.set()
+        if first and run.cell.load_kind in OPEN_KINDS:
+            self._arrivals = Arrivals(run, self.sender, lambda row: self._keep(run, row))
+            gevent.spawn(self._arrivals.drive)
 
     def _on_abort(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
         if self.run is not None and self.run.cell.cell_id == msg.data["cell_id"]:
             self.run = None
             self._changed.set()
-            self._reader.abort_active("cell aborted")
+            self.sender.reader.abort_active("cell aborted")
 
     # -- the end of a cell
+
+    def _busy(self) -> bool:
+        return bool(self.sender.in_flight or (self._arrivals is not None and self._arrivals.busy))
 
     def _end_of_cell(self, run: CellRun) -> None:
         """Waits for the end of the window, drains, sends the last rows and the counts."""
@@ -296,16 +212,18 @@ class Worker:
             return
         run.close()
         deadline_ns = run.end_ns + int(run.cell.drain_s * 1e9)
-        while self._in_flight and time.time_ns() < deadline_ns:
+        while self._busy() and time.time_ns() < deadline_ns:
             gevent.sleep(DEADLINE_POLL_S)
-        if self._in_flight:
-            self._reader.abort_active("in flight at the drain deadline")
-            while self._in_flight:
-                gevent.sleep(DEADLINE_POLL_S)
+        while self._busy():  # again and again: one may just have connected
+            self.sender.reader.abort_active("in flight at the drain deadline")
+            gevent.sleep(DEADLINE_POLL_S)
         drain_end_ns = time.time_ns()
+        if self._arrivals is not None:
+            self._arrivals.close()
+            self._arrivals = None
         self._parser.drain()
         self._batches.flush()
-        reader, before = self._reader, self._before
+        reader, before = self.sender.reader, self._before
         proof = self._proof.facts()
         counts = {
             **run.counts(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from loadtest.load import hdr
+from loadtest.load.arrivals import schedule_s
 from loadtest.load.recorder import chunk_gaps_us
 from loadtest.load.records import RAW_SCHEMA
 from loadtest.model import ClientSpec
@@ -23,6 +25,7 @@ CELLS = [
     kit.make_cell(0, load_value=float(USERS)),
     kit.make_cell(1, measure_s=None, measure_requests=60, warmup_s=0.0, load_value=3.0),
     kit.make_cell(2, mix="hang", measure_s=0.5, drain_s=0.3, load_value=4.0),
+    kit.make_cell(3, load_kind="poisson", load_value=60.0, warmup_s=0.3, measure_s=1.0),
 ]
 
 
@@ -115,6 +118,21 @@ def test_what_is_in_flight_at_the_drain_deadline_is_censored(run: Run) -> None:
     assert all(r["e2e_us"] is None for r in measured)
 
 
+def test_open_loop_arrivals_come_as_scheduled_for_any_number_of_workers(run: Run) -> None:
+    """Arrival k sends prompt k at its own absolute time; the schedule depends on the cell's seed alone."""
+    measured = {r["seq"]: r for r in run.rows(3) if r["phase"] == "measure"}
+    start = run.done(3)["window_start_ns"]
+    expected = list(takewhile(lambda t: t < 1.0, schedule_s(CELLS[3], warmup=False)))
+    assert len(expected) > 30
+    late = [r for r in run.rows(3) if r["phase"] == "drain"]  # due just before the end, sent just after
+    assert sorted(measured) + sorted(r["seq"] for r in late) == list(range(len(expected)))
+    for seq, row in measured.items():
+        assert row["intended_ns"] == start + round(expected[seq] * 1e9)
+        assert row["lateness_us"] >= -1000  # a clock step at most
+        assert row["e2e_intended_us"] == pytest.approx(row["e2e_us"] + row["lateness_us"], abs=2)
+    assert np.median([r["lateness_us"] for r in measured.values()]) < 20_000  # 0.1 ms on a quiet machine
+
+
 def test_done_json_counts_what_the_rows_hold(run: Run) -> None:
     for cell in range(len(CELLS)):
         done, rows = run.done(cell), run.rows(cell)
@@ -176,7 +194,7 @@ def test_the_scraper_is_asked_at_the_edges_in_order(run: Run) -> None:
 
 
 def test_the_next_cell_follows_at_once(run: Run) -> None:
-    for before, after in ((0, 1), (1, 2)):
+    for before, after in ((0, 1), (1, 2), (2, 3)):
         gap_s = (run.done(after)["idle_start_ns"] - run.done(before)["ended_ns"]) / 1e9
         assert gap_s < 2.0  # usually 0.1
 

@@ -173,3 +173,44 @@ def test_the_command_line_names_a_packaged_file_and_the_job(tmp_path: Path) -> N
     assert page[page.index("--web-host") + 1] == "127.0.0.1"
     assert "--headless" not in page
     assert locust_env(tmp_path / "job.json", {})["LOADTEST_JOB"] == str((tmp_path / "job.json").resolve())
+
+
+def test_arrivals_over_the_cap_are_dropped_and_counted_never_delayed(tmp_path: Path) -> None:
+    """A server that hangs holds three requests; what is due meanwhile becomes rows that were never sent."""
+    with kit.scripted_server(tmp_path) as server:
+        job = kit.make_job(tmp_path, server.url, [])
+        cell = kit.make_cell(load_kind="constant", load_value=20.0, mix="hang", warmup_s=0.0)
+        (tmp_path / "job.json").write_text(json.dumps([to_json(job), to_json(cell)]))
+        out = run_python(
+            f"""
+import locust, gevent, json, time
+from loadtest.load import arrivals, cellrun
+from loadtest.load.sending import Sender
+from loadtest.model import Cell, LoadJob, Message, Prompt, from_json
+job, cell = json.load(open({str(tmp_path / "job.json")!r}))
+prompts = (Prompt("h", "s", (Message("user", "HANG"),)),)
+run = cellrun.CellRun(from_json(Cell, cell), cellrun.MixPrompts("hang", "", prompts, prompts, (1.0,)), 0)
+start = time.time_ns() + 10**8
+run.set_window(start, start + 5 * 10**8, (0, 1), 0)
+answers, dropped = [], []
+sender = Sender(0, answers.append)
+sender.set_job(from_json(LoadJob, job), 1)
+arrivals.CAP = 3
+driver = arrivals.Arrivals(run, sender, dropped.append)
+driver.drive()
+late = (time.time_ns() - run.end_ns) / 1e9
+gevent.sleep(0.05)
+sender.reader.abort_active("over")
+gevent.sleep(0.05)
+told = [[r["seq"], r["outcome"], r["error"], r["phase"], r.get("send_ns")] for r in dropped]
+print(json.dumps([len(answers), told, run.dropped, run.sent, driver.busy, late]))
+"""
+        )
+        asked = server.requests()
+    sent, dropped, counted, run_sent, busy, late_s = json.loads(out)
+    assert sent == run_sent == len(asked) == 3
+    assert busy == 0
+    assert late_s < 0.5  # the hanging server did not hold the schedule up
+    assert counted == len(dropped) == 7  # ten arrivals were due in half a second
+    told = "dropped: 3 requests in flight at this worker"
+    assert dropped == [[seq, "censored", told, "measure", None] for seq in range(3, 10)]

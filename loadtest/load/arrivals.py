@@ -1,0 +1,128 @@
+"""Open loop: requests start at scheduled times, whatever the server does. Import after locust.
+
+The schedule of a cell is a pure function of its seed: arrival number k happens at the same time before or after the
+window's start, and sends prompt number k, for every config and for any number of workers, each of which takes every
+n-th arrival. Times are absolute, so nothing drifts; a late start shows as lateness and in `e2e_intended`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+
+from loadtest.load.cellrun import CellRun
+from loadtest.load.sending import Sender, UserSlot
+from loadtest.model import Cell
+
+OPEN_KINDS = ("poisson", "constant")
+CAP = 1024
+"""Requests in flight per worker. More streams than this are beyond what one worker was shown to read in time; an
+arrival over it is dropped and counted, never delayed."""
+_TIMER_ABSTIME = 1  # linux/timerfd.h
+
+
+def schedule_s(cell: Cell, *, warmup: bool) -> Iterator[float]:
+    """Offsets in seconds, ascending and without end, of the arrivals of the window (or of the warm-up)."""
+    rate = cell.load_value
+    if cell.load_kind == "constant":
+        k = 0
+        while True:
+            yield k / rate
+            k += 1
+    rng = random.Random(f"{cell.order_seed}-{'warmup' if warmup else 'measure'}")
+    t = 0.0
+    while True:
+        t += rng.expovariate(rate)
+        yield t
+
+
+class Alarm:
+    """Waits for points of the monotonic clock: 0.1 ms late at the median, where gevent's own timer is 0.65 ms late."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = -1
+        if hasattr(libc, "timerfd_create"):
+            self._fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        self._settime: Callable[..., int] | None = libc.timerfd_settime if self._fd >= 0 else None
+        self._watcher: Any = gevent.get_hub().loop.io(self._fd, 1) if self._fd >= 0 else None
+
+    def until(self, t_ns: int) -> None:
+        """Returns at `t_ns` of the monotonic clock; at once when that is past."""
+        left_ns = t_ns - time.monotonic_ns()
+        if left_ns <= 0:
+            return
+        if self._settime is None:
+            gevent.sleep(left_ns / 1e9)
+            return
+        self._settime(self._fd, _TIMER_ABSTIME, struct.pack("qqqq", 0, 0, *divmod(t_ns, 10**9)), None)
+        gevent.get_hub().wait(self._watcher)
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Frees the timer."""
+        if self._fd >= 0:
+            self._watcher.close()
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Arrivals:
+    """Starts this worker's share of a cell's arrivals; idle connections are kept and used again."""
+
+    def __init__(self, run: CellRun, sender: Sender, dropped: Callable[[dict[str, Any]], None]) -> None:
+        self._run, self._sender, self._dropped = run, sender, dropped
+        self._idle: list[UserSlot] = []
+        self.busy = 0
+        """Arrivals that were started and are not answered yet."""
+
+    def drive(self) -> None:
+        """Runs until the window is over; requests in flight go on. Meant for a greenlet of its own."""
+        run, alarm = self._run, Alarm()
+        realtime_ns = time.time_ns() - time.monotonic_ns()  # the schedule is kept on the clock that nobody sets
+        try:
+            warmup_ns = run.start_ns - int(run.cell.warmup_s * 1e9)
+            for warmup, origin_ns in ((True, warmup_ns), (False, run.start_ns)):
+                for k, offset_s in enumerate(schedule_s(run.cell, warmup=warmup)):
+                    due_ns = origin_ns + round(offset_s * 1e9)
+                    if due_ns >= (run.start_ns if warmup else run.end_ns):
+                        break
+                    if k % run.stride != run.offset:
+                        continue
+                    alarm.until(due_ns - realtime_ns)
+                    if run.closed or due_ns >= run.end_ns:
+                        return
+                    self._start(k, due_ns, warmup=warmup)
+        finally:
+            alarm.close()
+
+    def _start(self, k: int, due_ns: int, *, warmup: bool) -> None:
+        ticket = self._run.ticket(k, warmup=warmup)
+        if self.busy >= CAP:
+            self._dropped(self._sender.drop(self._run, ticket, due_ns, CAP))
+            return
+        self.busy += 1
+        gevent.spawn(self._one, ticket, due_ns)
+
+    def _one(self, ticket: Any, due_ns: int) -> None:
+        user = self._idle.pop() if self._idle else self._sender.enter()
+        try:
+            self._sender.send(self._run, ticket, user, due_ns)
+        finally:
+            self.busy -= 1
+            self._idle.append(user)
+
+    def close(self) -> None:
+        """Closes the idle connections; call when nothing is in flight any more."""
+        while self._idle:
+            self._sender.leave(self._idle.pop())
