@@ -69,15 +69,27 @@ class Values:
 
 def latency_values(rows: Rows, metric: Metric) -> Values:
     """The values of a per-request latency, with the rule for rows that have none."""
-    value = np.asarray(rows[str(metric.source)], dtype=np.float64)
-    ok = rows["ok"]
+    high, low, defined = bracket(rows, metric)
+    return Values(high[defined], low[defined], int(rows["ok"].sum()), int((~defined).sum()))
+
+
+def bracket(rows: Rows, metric: Metric) -> tuple[Floats, Floats, Bools]:
+    """(upper bound, lower bound, defined) of a latency of every row; see `Values` for failed and unknown ones.
+
+    Where the first chunk was read together with others, its stamp is only an upper bound of the first token's time:
+    TTFT may be anything down to 0, and TPOT anything up to the whole E2E over its tokens.
+    """
+    value, ok = np.asarray(rows[str(metric.source)], dtype=np.float64), rows["ok"]
     high = np.where(ok, np.where(np.isnan(value), np.inf, value), np.inf)
     low = np.where(ok, np.where(np.isnan(value), 0.0, value), np.inf)
+    unsure = ok & rows["merged"]
     if metric.name.startswith("ttft"):
-        # Several tokens came in one read: the stamp is only an upper bound of the first token's time.
-        low = np.where(ok & rows["merged"], 0.0, low)
-    undefined = undefined_tpot(rows) if metric.name == "tpot" else np.zeros(len(rows), dtype=np.bool_)
-    return Values(high[~undefined], low[~undefined], int(ok.sum()), int(undefined.sum()))
+        low = np.where(unsure, 0.0, low)
+    if metric.name != "tpot":
+        return high, low, np.ones(len(rows), dtype=np.bool_)
+    most = rows["e2e_us"] / np.maximum(rows["completion_tokens"] - 1, 1)
+    high = np.where(unsure, np.where(np.isnan(most), np.inf, np.maximum(most, high)), high)
+    return high, low, ~undefined_tpot(rows)
 
 
 def undefined_tpot(rows: Rows) -> Bools:
@@ -151,6 +163,8 @@ def _quantile_words(
         seen += f"; bursts make them worth {size.n_eff:,} independent ones"
     if status == "PASS":
         return f"{label} <= {figure(upper, unit)} with {percent(confidence)} confidence; {seen}", None
+    if status == "FAIL" and lower is not None and math.isinf(lower):
+        return f"{label} is never reached with {percent(confidence)} confidence, limit {at}; {seen}", None
     if status == "FAIL":
         return f"{label} >= {figure(lower, unit)} with {percent(confidence)} confidence, limit {at}; {seen}", None
     least = orderstats.n_needed(0, q, confidence)
@@ -218,14 +232,9 @@ def goodput_claim(rows: Rows, limits: dict[str, float], limit: float, confidence
     """Share of all sent requests that keep every limit; a request without a TPOT is judged on the others."""
     bad_high = ~rows["ok"]
     bad_low = bad_high.copy()
-    undefined = undefined_tpot(rows)
     for name, most in limits.items():
-        metric = METRICS[name]
-        value = np.asarray(rows[str(metric.source)], dtype=np.float64)
-        skip = undefined if name == "tpot" else np.zeros(len(rows), dtype=np.bool_)
-        known = np.isfinite(value)
-        bracketed = rows["merged"] if name.startswith("ttft") else np.zeros(len(rows), dtype=np.bool_)
-        bad_high |= ~skip & ~(known & (value <= most))
-        bad_low |= ~skip & known & (value > most) & ~bracketed
+        high, low, defined = bracket(rows, METRICS[name])
+        bad_high |= defined & ~(high <= most)
+        bad_low |= defined & (low > most)
     asked = " and ".join(f"{k} <= {figure(v, METRICS[k].unit)}" for k, v in limits.items())
     return share_claim(bad_high, bad_low, limit, confidence, good=True, what=f"good ({asked}):")

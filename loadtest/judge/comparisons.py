@@ -87,9 +87,14 @@ def _mean_length_ratio(ratios: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(ratios) else None
 
 
+def blockers(comparison: Comparison) -> list[Reason]:
+    """What keeps the comparison from counting, but for the server being simulated or its acceptance synthetic."""
+    return [r for r in comparison.reasons if r.blocking and r.code not in NOT_REAL]
+
+
 def trusted_figures(comparison: Comparison) -> bool:
-    """Whether nothing but the server being simulated or its acceptance synthetic keeps the comparison from counting."""
-    return not any(r.blocking and r.code not in NOT_REAL for r in comparison.reasons)
+    """Whether the figures would count on a real server."""
+    return not blockers(comparison)
 
 
 def crossovers(compared: Sequence[Compared]) -> list[Crossover]:

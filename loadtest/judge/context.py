@@ -78,7 +78,7 @@ def row_facts(rows: Rows) -> dict[str, int]:
     ttft, e2e, tpot = served["ttft_us"], served["e2e_us"], served["tpot_us"]
     with np.errstate(invalid="ignore"):
         impossible = (ttft <= 0) | (e2e <= 0) | (tpot < 0) | (ttft > e2e)
-        impossible |= (tpot == 0) & (served["completion_tokens"] > 1) & (served["chunks"] > 1)
+        impossible |= (tpot == 0) & (served["completion_tokens"] > 1) & (served["chunks"] > 1) & ~served["merged"]
     return {
         "rows": len(rows),
         "implausible_rows": int(impossible.sum()),

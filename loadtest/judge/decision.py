@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loadtest.judge.comparisons import CONFIDENCE, SPEEDUP, Compared, trusted_figures
+from loadtest.judge.comparisons import CONFIDENCE, SPEEDUP, Compared, blockers, trusted_figures
 from loadtest.judge.context import Context
 from loadtest.judge.frame import Bools
 from loadtest.judge.lossless import OutputCheck, Outputs, check_outputs
@@ -41,6 +41,8 @@ class LoadResult:
     pays: Answer
     slo: Answer
     speedup: RatioEstimate | None
+    untrusted: str = ""
+    """Why there is no comparison that counts."""
 
     @property
     def good(self) -> Answer:
@@ -163,7 +165,8 @@ def _at_load(group: Group, compared: Sequence[Compared], checks: Sequence[Check]
     ids = {c["cell_id"] for c in group.cells}
     here = [c.on_these_figures for c in checks if c.gating and c.scope is not None and ids.issuperset(c.scope.cell_ids)]
     slo: Answer = {"PASS": "yes", "FAIL": "no", "INCONCLUSIVE": "not known"}[worst(here)]  # type: ignore[assignment]
-    return LoadResult(facts["load"], float(facts["load_value"]), pays, slo, speedup)
+    untrusted = "" if found is None else "; ".join(f"{r.code}: {r.seen}" for r in blockers(found)[:2])
+    return LoadResult(facts["load"], float(facts["load_value"]), pays, slo, speedup, untrusted)
 
 
 def _figures_say(results: Sequence[LoadResult], output: Answer) -> tuple[DecisionKind, str | None, str]:
@@ -193,9 +196,9 @@ def _figures_say(results: Sequence[LoadResult], output: Answer) -> tuple[Decisio
 def _why(result: LoadResult) -> str:
     parts = []
     if result.pays == "no":
-        parts.append(f"at {result.label} it is slower than the baseline ({_speed(result.speedup)})")
+        parts.append(f"at {result.label} it is slower than the baseline ({_speed(result)})")
     elif result.pays == "not known":
-        parts.append(f"at {result.label} it is not known whether it pays ({_speed(result.speedup)})")
+        parts.append(f"at {result.label} it is not known whether it pays ({_speed(result)})")
     if result.slo == "no":
         parts.append(f"at {result.label} it breaks an SLO")
     elif result.slo == "not known":
@@ -203,15 +206,16 @@ def _why(result: LoadResult) -> str:
     return " and ".join(parts)
 
 
-def _speed(ratio: RatioEstimate | None) -> str:
+def _speed(result: LoadResult) -> str:
+    ratio = result.speedup
     if ratio is None or ratio.estimate is None:
-        return "no trusted comparison"
+        return "no comparison that counts" + (f": {result.untrusted}" if result.untrusted else "")
     bounds = f" [{ratio.lower:.2f}, {ratio.upper:.2f}]" if ratio.lower is not None and ratio.upper is not None else ""
     return f"output rate {ratio.estimate:.2f}x{bounds}"
 
 
 def _pays(results: Sequence[LoadResult]) -> tuple[Answer, str]:
-    evidence = "; ".join(f"{r.label}: {_speed(r.speedup)}" for r in results)
+    evidence = "; ".join(f"{r.label}: {_speed(r)}" for r in results)
     answers = [r.pays for r in results]
     if answers[0] == "yes":
         up_to = results[next((i for i, a in enumerate(answers) if a != "yes"), len(answers)) - 1].label
@@ -244,9 +248,10 @@ def _candidates(context: Context, groups: Sequence[Group]) -> tuple[Answer, str]
         mean = sum(known) / len(known)
         answer: Answer = "yes" if mean >= WORTH_VERIFYING else "no"
         return answer, f"{mean:.2f} tokens per target step from the server's counters, without an interval"
-    worth, parts = [], []
-    for stratum in context.frame.strata(rows):
-        part = context.frame.in_stratum(rows, stratum)
+    worth: list[Answer] = []
+    parts = []
+    for stratum in ("all tasks", *context.frame.strata(rows)):
+        part = rows if stratum == "all tasks" else context.frame.in_stratum(rows, stratum)
         steps, rate, coverage = (
             acceptance_interval(part, name, CONFIDENCE, context.seed)
             for name in ("tokens_per_target_step", "draft_acceptance_rate", "coverage")
@@ -259,7 +264,9 @@ def _candidates(context: Context, groups: Sequence[Group]) -> tuple[Answer, str]
             f"{stratum}: {figure(steps.estimate, 'tokens')} tokens per target step, "
             f"A/D {figure(rate.estimate, 'share')}, coverage {figure(coverage.estimate, 'share')}"
         )
-    overall: Answer = "yes" if "yes" in worth else "no" if set(worth) == {"no"} else "not known"
+    overall: Answer = (
+        "yes" if "yes" in worth else "no" if worth[0] == "no" and "not known" not in worth else "not known"
+    )
     return overall, "; ".join(parts)
 
 

@@ -14,12 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from loadtest.merge.rows import dropped_rows
+
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 NUMBERS = (
     "send_ns",
+    "intended_ns",
     "end_ns",
     "first_token_ns",
     "last_token_ns",
@@ -112,7 +115,8 @@ class Frame:
 
 def load_frame(data: RunLike) -> Frame:
     """Read the columns that the judge needs, once; sorted by cell and start."""
-    table = data.requests(["cell_id", *CODES, *NUMBERS, "turn", "first_chunk_merged"])
+    table = data.requests(["cell_id", *CODES, *NUMBERS, "turn", "first_chunk_merged", "error"])
+    dropped = dropped_rows(table)
     columns: dict[str, Array] = {name: _numbers(table[name]) for name in NUMBERS}
     names: dict[str, list[str]] = {}
     for name in CODES:
@@ -124,8 +128,14 @@ def load_frame(data: RunLike) -> Frame:
     columns["pair_key"] = columns["prompt_id"].astype(np.int64) * TURNS + np.minimum(turn, TURNS - 1)
     del table
     columns["ok"] = columns["outcome"] == _code_of(names["outcome"], "ok")
-    columns["measured"] = (columns["phase"] == _code_of(names["phase"], "measure")) & np.isfinite(columns["send_ns"])
-    order = np.lexsort((columns["send_ns"], cell_codes))
+    # A refused connection has no send time, yet it was sent and failed; only a dropped arrival is no request.
+    columns["measured"] = (columns["phase"] == _code_of(names["phase"], "measure")) & (
+        np.isfinite(columns["send_ns"]) | ~dropped
+    )
+    start = columns["send_ns"]
+    for other in ("intended_ns", "end_ns"):
+        start = np.where(np.isnan(start), columns[other], start)
+    order = np.lexsort((start, cell_codes))
     if not np.array_equal(order, np.arange(len(order))):
         columns = {k: v[order] for k, v in columns.items()}
         cell_codes = cell_codes[order]

@@ -6,8 +6,8 @@ at each look is computed exactly (no normal approximation) at the worst case, a 
 The two boundaries are computed without each other ("non-binding"), so ignoring a stop never breaks the other side.
 
 Bursts: looks wait for effective requests, but bursts that have not happened yet cannot be seen. In simulations with
-bursts of 8 a single cell passes wrongly in about a tenth of the cases (peeking without any correction: in over a
-third); the rule that each of three repeats must pass brings the whole below the level.
+bursts of 8 a single cell passes wrongly in about a tenth of the cases (peeking without any correction: in over
+half); the rule that each of three repeats must pass brings the whole below the level.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from loadtest.errors import PlanError
@@ -370,3 +371,32 @@ def test_sentence_names_the_first_breach() -> None:
     verdict: Verdict = judge_run(simple_run(1000, **slow(1000, 50)), [TTFT])
     assert "ttft in ngram-4-code-greedy-c8-r1" in verdict.sentence
     assert "50 of 1,000 requests over 500 ms" in verdict.sentence
+
+
+def test_refused_connections_have_no_send_time_but_count() -> None:
+    """20 of 1,000 connections were refused: they fail; arrivals over the cap were never sent and are no requests."""
+    n = 1000
+    refused = np.arange(n) % 50 == 7
+    sent = np.where(refused, np.nan, cell_facts()["window_start_ns"] + np.arange(n) * 1e7)
+    columns = {
+        "send_ns": pa.array(sent, from_pandas=True).cast("int64"),
+        "intended_ns": cell_facts()["window_start_ns"],
+    }
+    outcomes = np.where(refused, "connection_error", "ok").tolist()
+    run = simple_run(n, outcome=outcomes, error=np.where(refused, "refused", "").tolist(), **columns)
+    budget = judge_run(run, [TTFT]).checks[-1]
+    assert (budget.n, budget.over) == (1000, 20)
+    dropped = simple_run(n, outcome=outcomes, error=np.where(refused, "dropped: 512 in flight", "").tolist(), **columns)
+    check = first(dropped, TTFT)
+    assert (check.n, check.over) == (980, 0)
+
+
+def test_merged_first_chunk_bounds_tpot_from_above() -> None:
+    """All stamps of a request in one read say TPOT 0; its E2E of 400 ms over 30 tokens says at most 13.3 ms."""
+    merged = np.arange(1000) % 2 == 0
+    run = simple_run(1000, tpot_us=np.where(merged, 0.0, 10_000.0), first_chunk_merged=merged)
+    assert judge_run(run, [TTFT]).cells[0].reasons == ()
+    assert first(run, Slo("t", "tpot", "p99", max=14_000.0)).status == "PASS"
+    assert first(run, Slo("t", "tpot", "p99", max=13_000.0)).status == "INCONCLUSIVE"
+    good = Slo("g", "goodput", "goodput", min=0.9, limits={"tpot": 13_000.0})
+    assert first(run, good).status == "INCONCLUSIVE"
