@@ -1,13 +1,17 @@
 """Prompt files: JSON Lines, one JSON array, or JSON objects one after the other, told apart by content.
 
+gzip is undone; lines may end in LF, CRLF or CR. Of a field that stands twice in a row nobody knows which is meant.
+
 Nothing here ends in a traceback: a file gives prompts, or a DatasetError that names file and line.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,7 +25,17 @@ from loadtest.plan.rows import RowError, category_of, read_row, source_id
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ESCAPED = re.compile("[\udc80-\udcff]")
 """A byte that is no UTF-8, as `surrogateescape` keeps it. The decoder itself never gives a surrogate."""
-_DECODER = json.JSONDecoder()
+_UTF16 = b"\xff\xfe"
+_BINARY = {
+    _UTF16: "the file is UTF-16 or UTF-32; save it as UTF-8",
+    b"\xfe\xff": "the file is UTF-16; save it as UTF-8",
+    b"PAR1": "the file is Parquet; export it as JSON Lines",
+    b"PK\x03\x04": "the file is a zip archive; unpack it",
+    b"\x28\xb5\x2f\xfd": "the file is compressed with zstd; unpack it (or use gzip)",
+    b"BZh": "the file is compressed with bzip2; unpack it (or use gzip)",
+    b"\xfd7zXZ": "the file is compressed with xz; unpack it (or use gzip)",
+}
+"""First bytes -> what the file is and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,9 @@ class _Reader:
         except RowError as error:
             self._refuse(line, record, value, str(error))
             return
+        except RecursionError:
+            self._refuse(line, record, None, "nested too deeply")
+            return
         self.shape = self.shape or row.shape
         self.shapes[row.shape] += 1
         self.warnings += [f"{self.path}: line {line}: {warning}" for warning in row.warnings]
@@ -171,9 +188,10 @@ class _Reader:
 
 def _records(path: Path, data: bytes) -> Iterator[tuple[int, int, Any]]:
     """(line, number of the row, value) of every row; the value is a RowError where the row cannot be read."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DatasetError(f"{path}: line 1: the file is UTF-16; save it as UTF-8")
+    data = _unpacked(path, data)
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    if "\r" in text:  # no JSON holds a bare CR but between its tokens
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     start = _skip_space(text, 0)
     if start == len(text):
         raise DatasetError(f"{path}: line 1: the file is empty")
@@ -184,10 +202,38 @@ def _records(path: Path, data: bytes) -> Iterator[tuple[int, int, Any]]:
     return _lines(text)
 
 
+def _unpacked(path: Path, data: bytes) -> bytes:
+    """The file's text as bytes; DatasetError for what is no text."""
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DatasetError(f"{path}: line 1: the gzip file is damaged: {error}") from None
+    for magic, what in _BINARY.items():
+        if data.startswith(magic):
+            raise DatasetError(f"{path}: line 1: {what}")
+    if b"\0" in data[:4]:
+        raise DatasetError(f"{path}: line 1: {_BINARY[_UTF16]}")
+    return data
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose repeated fields, where they differ, raise."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        for key, one in pairs:
+            if value[key] != one:
+                raise RowError(f"the field {key!r} stands twice in one object, with different values")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_pairs)
+
+
 def _spans_lines(text: str, start: int) -> bool:
     """True where the first object is whole only over several lines: pretty-printed, not JSON Lines."""
     try:
-        _, end = _DECODER.raw_decode(text, start)
+        _, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
         return False
     return "\n" in text[start:end]
@@ -245,6 +291,9 @@ def _decoded(text: str, position: int) -> tuple[Any, int]:
     try:
         value, end = _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, RowError):
+            value, end = json.JSONDecoder().raw_decode(text, position)  # whole but for the repeated field
+            return error, end
         return RowError(_json_problem(error)), -1
     return (RowError("not UTF-8"), end) if _ESCAPED.search(text, position, end) else (value, end)
 
@@ -253,7 +302,9 @@ def _parsed(line: str) -> Any:
     if _ESCAPED.search(line):
         return RowError("not UTF-8")
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=_pairs)
+    except RowError as error:
+        return error
     except (ValueError, RecursionError) as error:
         return RowError(_json_problem(error))
 

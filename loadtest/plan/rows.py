@@ -58,6 +58,8 @@ def read_row(value: object, *, field: str | None, stratum: str, shape_so_far: st
     shape, (messages, later) = _messages(row, field, shape_so_far)
     if "body" in row and isinstance(row["body"], dict) and row["body"].get("model") is not None:
         warnings.append(f"the row's model {row['body']['model']!r} is not used: the plan's target is")
+    if left_out := _left_out(row):
+        warnings.append(f"{left_out} content part(s) that are no text (images, audio) are left out")
     own_id = source_id(row)
     content = content_sha256(messages)
     prompt = Prompt(
@@ -115,7 +117,8 @@ def _messages(row: Mapping[str, Any], field: str | None, shape_so_far: str | Non
     if null:
         raise RowError(f"{null[0]} is null")
     raise RowError(
-        f"no prompt field (messages, prompt, turns, …); seen: {', '.join(map(str, row)) or 'no field at all'}"
+        f"no prompt field (messages, prompt, turns, …); seen: {', '.join(map(str, row)) or 'no field at all'}; "
+        "name it with field = …"
     )
 
 
@@ -133,20 +136,35 @@ def _chat(row: Mapping[str, Any], key: str) -> Parts:
     given = row[key]
     if not isinstance(given, list):
         raise RowError(f"{key} must be a list of messages, not {_kind(given)}")
-    messages = []
+    roles = []
     for index, item in enumerate(given):
         if not isinstance(item, dict):
             raise RowError(f"{key}[{index}] must be an object with role and content, not {_kind(item)}")
-        role = item.get("role")
+        roles.append(_role(item))
+    last = max((i for i, role in enumerate(roles) if role == "user"), default=None)
+    messages = []
+    for index, role in enumerate(roles[: None if last is None else last + 1]):  # what follows is not sent
         if role not in CHAT_ROLES:
             raise RowError(f"{key}[{index}].role is {_cut(role)}; allowed: {', '.join(CHAT_ROLES)}")
-        messages.append(Message(role, _content(item.get("content"), f"{key}[{index}].content")))
-    last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
+        if last is None:
+            continue
+        item = given[index]
+        text = item.get("content") if item.get("content") is not None else item.get("value")
+        messages.append(Message(role, _content(text, f"{key}[{index}].content")))
     if last is None:
-        raise RowError("no usable user turn" if messages else "empty")
+        raise RowError("no usable user turn" if roles else "empty")
     if not messages[last].content.strip():
         raise RowError("empty text")
-    return tuple(messages[: last + 1]), _later(row) if key == "messages" else ()
+    return tuple(messages), _later(row) if key == "messages" else ()
+
+
+def _role(item: Mapping[str, Any]) -> Any:
+    """The role of a message or turn, under either name, as chat APIs write it; what is not known stays as it is."""
+    role = item.get("role") if item.get("role") is not None else item.get("from")
+    if not isinstance(role, str):
+        return role
+    plain = role.strip().lower()
+    return "user" if plain in USER_ROLES else "assistant" if plain in ANSWER_ROLES else plain
 
 
 def _conversation(row: Mapping[str, Any], key: str) -> Parts:
@@ -160,13 +178,13 @@ def _conversation(row: Mapping[str, Any], key: str) -> Parts:
     for item in given:
         if not isinstance(item, dict):
             raise RowError(f"{key} must hold objects, not {_kind(item)}")
-        role = item.get("from", item.get("role"))
-        text = item.get("value", item.get("content"))
-        if not isinstance(text, str) or not isinstance(role, str):
+        role, value = _role(item), item.get("value") if item.get("value") is not None else item.get("content")
+        text = _content(value, f"{key}.content") if role == "user" and isinstance(value, list) else value
+        if not isinstance(text, str):
             continue
         if role == "system" and not turns and text.strip():
             system.append(Message("system", text))
-        elif role in USER_ROLES:
+        elif role == "user":
             turns.append(text)
     if not turns:
         raise RowError("no usable user turn")
@@ -176,6 +194,8 @@ def _conversation(row: Mapping[str, Any], key: str) -> Parts:
 
 
 def _prompt(row: Mapping[str, Any], key: str) -> Parts:
+    if isinstance(row[key], list) and row[key] and isinstance(row[key][0], dict):  # preference data: a chat
+        return _chat(row, key)
     messages, _ = _user(row[key], key)
     later = _later(row)
     # A file with both fields repeats the first turn as its prompt.
@@ -249,15 +269,35 @@ def _texts(values: list[Any], key: str, start: int = 0) -> tuple[str, ...]:
 
 
 def _content(value: object, path: str) -> str:
-    """The text of a message; lists of text parts are joined, other parts refused."""
+    """The text of a message; text parts are joined, other parts (images, audio) left out (`_left_out` counts them)."""
     if isinstance(value, list):
-        texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in value]
-        if not all(isinstance(text, str) for text in texts):
-            raise RowError(f"{path} holds a part that is no text; only text prompts can be replayed")
-        return "".join(text for text in texts if text is not None)
+        texts = [text for part in value if isinstance(text := _part_text(part), str)]
+        if not texts:
+            raise RowError(f"{path} holds only parts that are no text; only text prompts can be replayed")
+        return "".join(texts)
     if not isinstance(value, str):
         raise RowError(f"{path} must be a text, not {_kind(value)}")
     return value
+
+
+def _part_text(part: object) -> object:
+    if isinstance(part, str):
+        return part
+    return part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "input_text", None) else None
+
+
+def _left_out(row: Mapping[str, Any]) -> int:
+    """Content parts of the row's messages that are no text."""
+    count = 0
+    body = row.get("body")
+    for holder in (row, body if isinstance(body, dict) else {}):
+        for key in ("messages", "prompt", *CONVERSATION_FIELDS):
+            items = holder.get(key)
+            for item in items if isinstance(items, list) else ():
+                parts = (item.get("content") or item.get("value")) if isinstance(item, dict) else None
+                if isinstance(parts, list) and _role(item) in ("system", "developer", "user"):
+                    count += sum(not isinstance(_part_text(part), str) for part in parts)
+    return count
 
 
 def _max_tokens(row: Mapping[str, Any]) -> int | None:
