@@ -10,6 +10,7 @@
     ├── ServerError                exit 1   a server did not do its part
     │   ├── StartError                      vllm serve failed, hung or died: the cause from its log
     │   ├── EndpointError                   an attached URL does not answer as an OpenAI server
+    │   ├── CommandError                    a `before` or `after` command of a config failed
     │   └── ConfigContradictionError        the server runs another config than the plan asked for
     └── LoadError                  exit 1   Locust, a worker or the recorder failed
 
@@ -59,6 +60,10 @@ class StartError(ServerError):
 
 class EndpointError(ServerError):
     """A URL does not answer as an OpenAI-compatible server."""
+
+
+class CommandError(ServerError):
+    """A `before` or `after` command of a config failed."""
 
 
 class ConfigContradictionError(ServerError):

@@ -94,6 +94,14 @@ class ConfigSpec:
     """Where /metrics is, one per replica; empty: `<url>/metrics` of each url."""
     sim: JsonDict | None = None
     is_baseline: bool = False
+    before: tuple[tuple[str, ...], ...] = ()
+    """Commands (argument lists) that the run executes before it starts or attaches to the server."""
+    after: tuple[tuple[str, ...], ...] = ()
+    """Commands that the run executes when the server is done with, in whatever way."""
+    command_timeout_s: float = 300.0
+    """For each of these commands."""
+    restart_per_cell: bool = False
+    """A fresh server for every cell, so that no cache carries over."""
 
 
 @dataclass(frozen=True, slots=True)

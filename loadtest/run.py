@@ -14,7 +14,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from loadtest.errors import LoadError, ServerError
+from loadtest.errors import (
+    CommandError,
+    ConfigContradictionError,
+    EndpointError,
+    LoadError,
+    LoadtestError,
+    ServerError,
+    StartError,
+)
 from loadtest.load.launch import locust_argv, locust_env
 from loadtest.model import LoadJob, to_json
 from loadtest.plan.cells import client_spec, expand, slos, target_spec
@@ -23,6 +31,8 @@ from loadtest.plan.prompts import write_prompts
 from loadtest.progress import Reporter
 from loadtest.run_folder import RunFolder, ServerStart, new_folder, write_facts, write_json
 from loadtest.server.attach import attach
+from loadtest.server.caches import require_reset, reset_urls
+from loadtest.server.commands import run_commands
 from loadtest.server.launch import ServerProcess
 from loadtest.server.provenance import Server as ProvedServer
 from loadtest.server.provenance import collect, require_no_contradiction
@@ -34,6 +44,15 @@ STOP_LOCUST_S = 20.0
 """Grace for the Locust master after SIGTERM: it has to close the record files of the cell."""
 CELL_OVERHEAD_S = 120.0
 """Allowance per cell on top of its own stages before Locust is called wedged: spawn, edge scrapes, settling."""
+DEATH_S = 10.0
+"""After Locust failed a server gets this long to be found dead: vLLM's API server ends seconds after its engine."""
+PHASES: tuple[tuple[type[LoadtestError], str], ...] = (
+    (CommandError, "command"),
+    (StartError, "start"),
+    (EndpointError, "proof"),
+    (ConfigContradictionError, "proof"),
+)
+"""What a config was at when it failed; anything else is `measure`."""
 
 
 class Server(ProvedServer, Protocol):
@@ -41,6 +60,9 @@ class Server(ProvedServer, Protocol):
 
     def stop(self) -> None:
         """Free everything that the start took."""
+
+    def check_alive(self) -> None:
+        """Raise ServerError with the diagnosis where the server has ended."""
 
 
 def prepare(plan_file: Path, root: Path) -> RunFolder:
@@ -88,14 +110,41 @@ def _measure_start(run: RunFolder, start: ServerStart, reporter: Reporter) -> No
         return
     folder = run.path / "servers" / start.name
     folder.mkdir(exist_ok=True)
-    (folder / "failed.json").unlink(missing_ok=True)
+    _keep_earlier(folder)
     try:
-        with _server(run, start, folder, reporter) as server:
+        with _commands(start, folder, reporter), _server(run, start, folder, reporter) as server:
             _measure_on(run, start, todo, server, folder, reporter)
     except (ServerError, LoadError) as e:
         reporter.note(f"{start.name}: {e}")
         if not (folder / "failed.json").exists():
-            write_json(folder / "failed.json", {"reason": type(e).__name__, "diagnosis": str(e), "log_tail": ""})
+            phase = next((name for kind, name in PHASES if isinstance(e, kind)), "measure")
+            failed = {"reason": type(e).__name__, "phase": phase, "diagnosis": str(e), "log_tail": ""}
+            write_json(folder / "failed.json", failed)
+
+
+def _keep_earlier(folder: Path) -> None:
+    """What an earlier try of this start left stays readable beside the new try's files."""
+    for name in ("failed.json", "server.log"):
+        if (folder / name).exists():
+            taken = len(list(folder.glob(f"{name}.*")))
+            (folder / name).rename(folder / f"{name}.{taken + 1}")
+
+
+@contextmanager
+def _commands(start: ServerStart, folder: Path, reporter: Reporter) -> Iterator[None]:
+    """`before` of the config, and `after` whatever happened in between; a failing `after` undoes no measurement."""
+    try:
+        if start.config.before:
+            reporter.status(f"{start.name}: running the `before` commands")
+            run_commands("before", start.config, folder)
+        yield
+    finally:
+        if start.config.after:
+            reporter.status(f"{start.name}: running the `after` commands")
+            try:
+                run_commands("after", start.config, folder)
+            except CommandError as e:
+                reporter.note(f"{start.name}: {e}")
 
 
 @contextmanager
@@ -122,10 +171,14 @@ def _measure_on(
     run: RunFolder, start: ServerStart, todo: tuple[Any, ...], server: Server, folder: Path, reporter: Reporter
 ) -> None:
     facts = run.facts
-    provenance = collect(start.config, run.target(), server, folder)
+    cache = facts["plan"]["cache"]
+    provenance = collect(start.config, run.target(), server, folder) | {"caches": cache}
     write_json(folder / "provenance.json", provenance)
     require_no_contradiction(provenance)
-    scraper = start_scraper(list(server.metrics_urls), folder, run.client().headers_env)
+    resets = reset_urls(server.base_urls) if cache["prefix"] == "reset" else ()
+    if resets:
+        require_reset(server.base_urls, server.headers)
+    scraper = start_scraper(list(server.metrics_urls), folder, run.client().headers_env, reset_urls=resets)
     try:
         job = LoadJob(
             run_id=facts["run_id"],
@@ -145,12 +198,15 @@ def _measure_on(
         )
         job_file = run.path / "jobs" / f"{start.name}.json"
         write_json(job_file, to_json(job))
-        _run_locust(run, start, job, job_file, reporter)
+        _run_locust(run, start, job, job_file, server, reporter)
     finally:
         scraper.stop()
 
 
-def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path, reporter: Reporter) -> None:
+def _run_locust(
+    run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path, server: Server, reporter: Reporter
+) -> None:
+    """All cells of a job. Raises ServerError when the server dies meanwhile, LoadError when cells stay unfinished."""
     log = job_file.with_suffix(".locust.log")
     budget_s = sum(
         c.warmup_s + (c.measure_s if c.measure_s is not None else c.max_measure_s) + c.drain_s + CELL_OVERHEAD_S
@@ -169,6 +225,7 @@ def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path
     try:
         while locust.poll() is None:
             _show(run, start, reporter)
+            server.check_alive()
             if time.monotonic() > deadline:
                 raise LoadError(f"Locust did not finish {start.name} within {budget_s:.0f} s; see {log}")
             time.sleep(POLL_S)
@@ -177,11 +234,20 @@ def _run_locust(run: RunFolder, start: ServerStart, job: LoadJob, job_file: Path
     _show(run, start, reporter)
     left = [c.cell_id for c in job.cells if not run.is_done(c)]
     if locust.returncode != 0 or left:
+        _wait_for_death(server)
         tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
         raise LoadError(
             f"Locust ended with code {locust.returncode} and {len(left)} of {len(job.cells)} cells unfinished; "
             f"see {log}. Last lines: {' / '.join(tail)}"
         )
+
+
+def _wait_for_death(server: Server) -> None:
+    """A failed load may be the first sign of a dying server: its diagnosis says more than Locust's. Else nothing."""
+    deadline = time.monotonic() + (DEATH_S if server.started_by_us else 0.0)
+    while time.monotonic() < deadline:
+        server.check_alive()
+        time.sleep(POLL_S)
 
 
 def _show(run: RunFolder, start: ServerStart, reporter: Reporter) -> None:

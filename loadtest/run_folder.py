@@ -20,6 +20,7 @@ from typing import Any
 from loadtest import __version__
 from loadtest.errors import LoadtestError, RunFolderError
 from loadtest.model import SCHEMA_VERSION, Cell, ClientSpec, ConfigSpec, Slo, TargetSpec, from_json, to_json
+from loadtest.plan.cells import server_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +87,10 @@ class RunFolder:
         return from_json(ClientSpec, self.facts["client"])
 
     def starts(self) -> list[ServerStart]:
-        """Server starts in order: a new one wherever the config or the repeat changes."""
+        """Server starts in order: a new one wherever the config or the repeat changes, or for each cell if asked."""
         configs = {c.name: c for c in self.configs()}
-        groups: list[list[Cell]] = []
-        for cell in self.cells():
-            if groups and (groups[-1][-1].config, groups[-1][-1].repeat) == (cell.config, cell.repeat):
-                groups[-1].append(cell)
-            else:
-                groups.append([cell])
-        return [ServerStart(i, configs[g[0].config], tuple(g)) for i, g in enumerate(groups)]
+        groups = server_starts(self.cells(), list(configs.values()))
+        return [ServerStart(i, configs[name], cells) for i, (name, cells) in enumerate(groups)]
 
     def cell_dir(self, cell: Cell) -> Path:
         """Folder of one cell."""

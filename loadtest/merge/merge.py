@@ -136,6 +136,7 @@ class _Merge:
         try:
             self._requests(planned, view, rows, files)
             row |= self._figures(view, rows, files)
+            row["contradictions"] += _strangers(planned.provenance, row["server_fingerprints"])
             histograms, over = latency.histograms_of(rows)
         finally:
             rows.close()
@@ -212,6 +213,13 @@ class _Merge:
             "hdr_max_rel_error": max((e for e in errors if e is not None), default=None),
             "hdr_overflow": max(told, over),
         }
+
+
+def _strangers(provenance: dict[str, Any], answered: list[str]) -> list[str]:
+    """Responses that name another server than the one that was proven. Nothing is known about unproven servers."""
+    own = provenance.get("fingerprint")
+    others = [f for f in answered if own is not None and f != own]
+    return [f"responses carry the fingerprint {f!r}, the server's own is {own!r}" for f in others]
 
 
 def _comparable(provenance: dict[str, Any]) -> str | None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.errors import RunFolderError
-from loadtest.model import SCHEMA_VERSION, Cell, from_json
+from loadtest.model import SCHEMA_VERSION, Cell, ConfigSpec, from_json
+from loadtest.plan.cells import server_starts
 
 
 @dataclass(slots=True)
@@ -67,8 +68,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def planned_cells(run_dir: Path, run: dict[str, Any]) -> tuple[list[PlannedCell], list[str]]:
     """All cells in order of measurement, and notes about folders that do not fit."""
     baselines = {c["name"] for c in run.get("configs") or [] if c.get("is_baseline")}
-    failures = _failed_starts(run_dir)
     cells = [from_json(Cell, c) for c in run.get("cells") or []]
+    failures = _failures(run_dir, cells, [from_json(ConfigSpec, c) for c in run.get("configs") or []])
     named = {c.cell_id for c in cells}
     notes = []
     root = run_dir / "cells"
@@ -89,7 +90,7 @@ def planned_cells(run_dir: Path, run: dict[str, Any]) -> tuple[list[PlannedCell]
 
 def _planned(run_dir: Path, cell: Cell, is_baseline: bool, failures: dict[str, str]) -> PlannedCell:
     folder = run_dir / "cells" / cell.cell_id
-    failed = failures.get(cell.config)
+    failed = failures.get(cell.cell_id)
     if not folder.is_dir():
         if failed is not None:
             return PlannedCell(cell, "failed", failed, is_baseline=is_baseline)
@@ -118,12 +119,22 @@ def _planned(run_dir: Path, cell: Cell, is_baseline: bool, failures: dict[str, s
     )
 
 
-def _failed_starts(run_dir: Path) -> dict[str, str]:
-    """Config -> why its server failed, from servers/<nn>-<config>/failed.json."""
+_FAILED_AT = {
+    "command": "a command of the config failed",
+    "start": "the server did not start",
+    "proof": "the server did not prove its config",
+    "measure": "the measurement broke off",
+}
+
+
+def _failures(run_dir: Path, cells: list[Cell], configs: list[ConfigSpec]) -> dict[str, str]:
+    """Cell id -> what became of its server start, from servers/<nn>-<config>/failed.json."""
     out: dict[str, str] = {}
-    for file in sorted((run_dir / "servers").glob("*/failed.json")):
-        told = read_json(file) or {}
-        _, _, config = file.parent.name.partition("-")
+    for number, (config, group) in enumerate(server_starts(cells, configs)):
+        told = read_json(run_dir / "servers" / f"{number:02d}-{config}" / "failed.json")
+        if told is None:
+            continue
         text = "; ".join(str(told[k]) for k in ("reason", "diagnosis") if told.get(k))
-        out[config] = f"the server did not start: {text or 'no reason recorded'}"
+        at = _FAILED_AT.get(str(told.get("phase", "start")), "the server failed")
+        out |= {cell.cell_id: f"{at}: {text or 'no reason recorded'}" for cell in group}
     return out

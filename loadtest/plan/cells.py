@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -34,9 +34,17 @@ def expand(plan: Plan, *, run_nonce: str = "") -> tuple[list[ConfigSpec], list[C
     return specs, [_named(cell, width) for cell in cells]
 
 
-def server_starts(cells: list[Cell]) -> list[tuple[str, tuple[Cell, ...]]]:
-    """(config, its cells) of each server start, in order: the cells of one config in one repeat block."""
-    return [(key[0], tuple(group)) for key, group in groupby(cells, key=lambda c: (c.config, c.repeat))]
+def server_starts(cells: Sequence[Cell], configs: Sequence[ConfigSpec] = ()) -> list[tuple[str, tuple[Cell, ...]]]:
+    """(config, its cells) of each server start, in order: the cells of one config in one repeat block.
+
+    A config with `restart_per_cell` gets a start for each cell.
+    """
+    single = {config.name for config in configs if config.restart_per_cell}
+
+    def start(cell: Cell) -> tuple[str, int, int]:
+        return cell.config, cell.repeat, cell.index if cell.config in single else -1
+
+    return [(key[0], tuple(group)) for key, group in groupby(cells, key=start)]
 
 
 def config_specs(plan: Plan) -> list[ConfigSpec]:
@@ -154,7 +162,16 @@ def _config_spec(plan: Plan, config: Config, is_baseline: bool) -> ConfigSpec:
         metrics_urls=tuple(config.metrics_urls),
         sim=None if config.sim is None else dict(config.sim),
         is_baseline=is_baseline,
+        before=tuple(tuple(command) for command in config.before),
+        after=tuple(tuple(command) for command in config.after),
+        command_timeout_s=config.command_timeout,
+        restart_per_cell=not config.all_urls and _restarts(plan, config),
     )
+
+
+def _restarts(plan: Plan, config: Config) -> bool:
+    suffix = config.speculative is not None and config.speculative["method"] == "suffix"
+    return plan.cache.prefix == "restart" or (suffix and plan.cache.suffix == "fresh")
 
 
 def _launch(launch: Launch) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import loadtest
+from loadtest.plan.methods import KNOWN_METHODS, unknown_parameters
 from loadtest.plan.problems import Loc, Problem
-from loadtest.plan.rules import KNOWN_METHODS
 from loadtest.plan.schema import Plan
 from loadtest.plan.slo import did_you_mean
 from loadtest.plan.sweep import SweepError, swept
@@ -43,7 +43,7 @@ def entry_checks(entries: Entries, folder: Path | None) -> list[Problem]:
 
 def plan_checks(plan: Plan) -> list[Problem]:
     """What only a whole plan can show: baseline, sweep, selectors that match nothing."""
-    return _baselines(plan) + _sweep(plan) + _slos(plan)
+    return _baselines(plan) + _caches(plan) + _sweep(plan) + _slos(plan)
 
 
 def warnings_of(plan: Plan) -> list[str]:
@@ -54,6 +54,8 @@ def warnings_of(plan: Plan) -> list[str]:
         if method not in KNOWN_METHODS:
             hint = did_you_mean(method, KNOWN_METHODS)
             found.append(f'config "{config.name}": method "{method}" is not known here{hint} vLLM will decide')
+        if config.sim is None and config.speculative is not None:
+            found += [f'config "{config.name}": {text}' for text in unknown_parameters(config.speculative)]
     if not plan.slo:
         found.append("no [[slo]]: the run measures, but nothing can pass or fail")
     if all(config.speculative is not None for config in plan.config):
@@ -114,6 +116,18 @@ def _baselines(plan: Plan) -> list[Problem]:
             Problem(("config",), f'"{plain[0].name}" is the only config without `speculative`, yet baseline = false')
         ]
     return []
+
+
+def _caches(plan: Plan) -> list[Problem]:
+    """Only a server that we start can be started again."""
+    problems = []
+    for index, config in enumerate(plan.config):
+        suffix = (config.speculative or {}).get("method") == "suffix" and plan.cache.suffix == "fresh"
+        if config.all_urls and (plan.cache.prefix == "restart" or suffix):
+            key = "suffix" if suffix else "prefix"
+            text = f'cache.{key} = "{getattr(plan.cache, key)}" restarts the server, but this one is only attached to'
+            problems.append(Problem(("config", index), text))
+    return problems
 
 
 def _sweep(plan: Plan) -> list[Problem]:

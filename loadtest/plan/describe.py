@@ -36,7 +36,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     return {
         "plan": {"name": plan.name, "seed": plan.seed, "model": target.model, "repeats": plan.load.repeats},
         "configs": [_config_facts(config, shell_line(config, target) if config.launch else None) for config in configs],
-        "server_starts": [{"config": name, "cells": len(group)} for name, group in server_starts(cells)],
+        "server_starts": [{"config": name, "cells": len(group)} for name, group in server_starts(cells, configs)],
         "cells": [_cell_facts(cell) for cell in cells],
         "slos": [_slo_facts(slo, cells) for slo in slos(plan)],
         "time": {

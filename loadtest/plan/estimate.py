@@ -130,7 +130,13 @@ class Duration:
 def plan_duration(configs: Sequence[ConfigSpec], cells: Sequence[Cell], tpot_s: float = ASSUMED_TPOT_S) -> Duration:
     """The time of all cells and server starts."""
     by_name = {config.name: config for config in configs}
-    starts = {(cell.config, cell.repeat) for cell in cells}
+    starts = [
+        (cell.config, cell.repeat)
+        for n, cell in enumerate(cells)
+        if by_name[cell.config].restart_per_cell
+        or n == 0
+        or (cells[n - 1].config, cells[n - 1].repeat) != (cell.config, cell.repeat)
+    ]
     return Duration(
         server_starts=sum(not by_name[name].urls for name, _ in starts),
         starts_s=math.fsum(_start_s(by_name[name]) for name, _ in starts),

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from loadtest.plan.methods import is_count, speculative_problems
+
 OWN_FLAGS = {
     "--model": "target.model",
     "--served-model-name": "target.served_model_name",
@@ -39,15 +41,6 @@ OWN_BODY_KEYS = (
     "n",
 )
 """Request keys that the client sets. `n` stays 1: per-request speculation counts exist only for n = 1."""
-
-NEED_DRAFT = ("draft_model", "eagle", "eagle3")
-"""Methods that need a draft checkpoint under `model`."""
-NEED_GAMMA = ("ngram", "ngram_gpu", "draft_model", "eagle", "eagle3")
-"""Methods whose number of draft tokens must be said. Suffix decoding and MTP have defaults of their own."""
-KNOWN_METHODS = (
-    "ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3",
-    "medusa", "mlp_speculator", "mtp", "dflash", "dspark",
-)  # fmt: skip
 
 _SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 
@@ -93,11 +86,6 @@ def check_sweep(sweep: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return sweep
 
 
-def is_count(value: object) -> bool:
-    """True for a whole number of 1 or more (True is none)."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def config_problems(
     *,
     launch: bool,
@@ -139,27 +127,3 @@ def url_problem(url: str) -> str | None:
     if split.query or split.fragment:
         return f'"{url}" must not have a query or fragment'
     return None
-
-
-def speculative_problems(speculative: Mapping[str, Any], *, simulated: bool) -> list[str]:
-    """What is wrong with a speculative config; keys that we do not know pass, vLLM knows its own."""
-    method = speculative.get("method")
-    if not isinstance(method, str) or not method:
-        seen = "it is missing" if method is None else f"{method!r} seen"
-        return [f"method: write the method's name, for example {', '.join(KNOWN_METHODS[:6])}; {seen}"]
-    problems = []
-    gamma = speculative.get("num_speculative_tokens")
-    if gamma is None and method in NEED_GAMMA:
-        problems.append(f'num_speculative_tokens is missing; method "{method}" needs it, for example 4')
-    if gamma is not None and not is_count(gamma):
-        problems.append(f"num_speculative_tokens: {gamma!r} is no whole number of 1 or more")
-    if method in NEED_DRAFT and not simulated and not isinstance(speculative.get("model"), str):
-        problems.append(f'model is missing; method "{method}" needs the folder or name of its draft checkpoint')
-    if method.startswith("ngram"):
-        low, high = (speculative.get(f"prompt_lookup_{end}") for end in ("min", "max"))
-        for end, value in (("min", low), ("max", high)):
-            if value is not None and not is_count(value):
-                problems.append(f"prompt_lookup_{end}: {value!r} is no whole number of 1 or more")
-        if is_count(low) and is_count(high) and low > high:  # type: ignore[operator]
-            problems.append(f"prompt_lookup_min = {low} is above prompt_lookup_max = {high}")
-    return problems

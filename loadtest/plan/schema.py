@@ -29,6 +29,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Scalar = str | int | float | bool
+Argv = Annotated[list[str], Field(min_length=1)]
+"""A command as an argument list: no shell splits it."""
 
 
 class Table(BaseModel):
@@ -159,6 +161,17 @@ class Config(Table):
         description="What `--speculative-config` gets: `method`, `num_speculative_tokens` and the method's own keys. "
         "A config without it is a baseline.",
     )
+    before: list[Argv] = Field(
+        default_factory=list,
+        description="Commands that we run before the server is started or attached to, as argument lists: "
+        '`[["kubectl", "rollout", "status", "deploy/x"]]`. One that fails fails the config. Stored with the run, so '
+        "keys come from the environment.",
+    )
+    after: list[Argv] = Field(
+        default_factory=list,
+        description="Commands that we run when the config is done with, also when it failed.",
+    )
+    command_timeout: PositiveDuration = Field(default=300.0, description="Longest time of each of these commands.")
     baseline: bool | None = Field(
         default=None, description="Mark the one to compare with, where several configs have no `speculative`."
     )
@@ -313,14 +326,16 @@ class Client(Table):
 class Cache(Table):
     """What may carry over between cells."""
 
-    prefix: Literal["salt", "none"] = Field(
+    prefix: Literal["salt", "reset", "restart", "none"] = Field(
         default="salt",
         description="Prefix cache: `salt` puts a short line in front of every prompt, so that nothing carries over; "
-        "`none` sends the prompts as they are.",
+        "`reset` sends the prompts as they are and empties the cache before each cell (`/reset_prefix_cache`, which "
+        "servers on loopback that we start have); `restart` gives each cell a fresh server; `none` lets it carry over.",
     )
-    suffix: Literal["cold", "warm"] = Field(
+    suffix: Literal["cold", "fresh", "warm"] = Field(
         default="cold",
-        description="Suffix decoding's global cache: `cold` switches it off, `warm` lets it learn from cell to cell.",
+        description="Suffix decoding's global cache: `cold` switches it off, `fresh` gives each cell a server that has "
+        "seen nothing, `warm` lets it learn from cell to cell, in the same order of prompts for all configs.",
     )
 
 

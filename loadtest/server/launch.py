@@ -142,7 +142,8 @@ class ServerProcess:
         if code is None:
             return
         found = self.diagnosis()
-        self._write_failed(found, f"the server ended with exit code {code} while it was measured", code, self.ready_s)
+        told = f"the server ended with exit code {code} while it was measured"
+        self._write_failed(found, told, code, self.ready_s, phase="measure")
         raise ServerError(
             f"{self.config.name}: the server ended with exit code {code} while it was measured. "
             f"Diagnosis: {found} (log: {self.log_file})"
@@ -262,9 +263,12 @@ class ServerProcess:
         self._write_failed(found, str(error), died, elapsed_s)
         return StartError(f"{text} (log: {self.log_file})")
 
-    def _write_failed(self, found: Diagnosis | None, error: str, code: int | None, elapsed_s: float | None) -> None:
+    def _write_failed(
+        self, found: Diagnosis | None, error: str, code: int | None, elapsed_s: float | None, phase: str = "start"
+    ) -> None:
         failed = {
             "reason": found.reason if found else "port_in_use",
+            "phase": phase,
             "diagnosis": str(found) if found else error,
             "error": error,
             "log_tail": tail(self._log()),

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,24 @@ SETTLE_POLL_S = 0.25
 """Two equal scrapes this far apart show an idle engine: a decode step of a large model takes a tenth of it."""
 WATCH_S = 0.5
 """How often the scraper looks whether its parent lives and its socket is there."""
+RESET_TIMEOUT_S = 20.0
+"""Below the load generator's patience of 30 s with the control channel."""
 BUSY_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class Recorder:
     """Scrapes several endpoints in parallel into the recording that is open, if one is."""
 
-    def __init__(self, endpoints: list[str], headers: dict[str, str], period_s: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        endpoints: list[str],
+        headers: dict[str, str],
+        period_s: float,
+        timeout_s: float,
+        reset_urls: Sequence[str] = (),
+    ) -> None:
         self.endpoints = endpoints
+        self._reset_urls = reset_urls
         self._headers = headers
         self._period_s = period_s
         self._timeout_s = timeout_s
@@ -56,6 +67,8 @@ class Recorder:
         """Start recording into `folder`/server.arrows; a recording left open by a client that died is closed first."""
         if self._recording:
             await self.close()
+        if problems := [p for p in await asyncio.gather(*(self._reset(u) for u in self._reset_urls)) if p]:
+            return {"ok": False, "error": f"nothing is recorded: {'; '.join(problems)}"}
         self._recording = Recording(folder)
         start = time.monotonic()
         self._tasks = [asyncio.create_task(self._every_period(e, start)) for e in self.endpoints]
@@ -118,10 +131,22 @@ class Recorder:
         return list(await asyncio.gather(*(self._one(e) for e in self.endpoints)))
 
     async def _one(self, endpoint: str) -> Fetched:
+        return await fetch(self._http(), endpoint, self._headers, self._timeout_s)
+
+    async def _reset(self, url: str) -> str | None:
+        """Empties a prefix cache; what went wrong, or None."""
+        try:
+            async with asyncio.timeout(RESET_TIMEOUT_S):
+                async with self._http().post(url, headers=self._headers) as answer:
+                    return None if answer.status == 200 else f"{url}: HTTP {answer.status}"
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return f"{url}: {type(error).__name__}: {error}"
+
+    def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
             # no limit on connections: an edge must not wait for a 1 Hz scrape that hangs
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        return await fetch(self._session, endpoint, self._headers, self._timeout_s)
+        return self._session
 
     async def _settled(self, settle_s: float) -> tuple[list[Fetched], str | None]:
         """The last scrape, and None or why the engines do not count as idle."""
@@ -150,10 +175,10 @@ def _cumulative(snap: Snapshot) -> dict[Any, float]:
 async def serve(spec: dict[str, Any]) -> None:
     """Run until `quit`, a signal, the parent's death or the loss of the socket.
 
-    `spec`: {endpoints, socket, headers_env, period_s, timeout_s, parent_pid}.
+    `spec`: {endpoints, socket, headers_env, reset_urls, period_s, timeout_s, parent_pid}.
     """
     headers = {name: os.environ[variable] for name, variable in spec["headers_env"].items()}
-    recorder = Recorder(spec["endpoints"], headers, spec["period_s"], spec["timeout_s"])
+    recorder = Recorder(spec["endpoints"], headers, spec["period_s"], spec["timeout_s"], spec["reset_urls"])
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

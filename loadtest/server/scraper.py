@@ -108,12 +108,14 @@ def start_scraper(
     folder: Path,
     headers_env: Mapping[str, str] | None = None,
     *,
+    reset_urls: Sequence[str] = (),
     period_s: float = PERIOD_S,
     timeout_s: float = TIMEOUT_S,
 ) -> ScraperProcess:
     """Start a scraper for the endpoints of one server; its log is `folder`/scraper.log.
 
     `headers_env`: header name -> name of the environment variable with its value (the value is never stored).
+    `reset_urls` get a POST before each recording; one that fails refuses the recording, so that the cell cannot count.
     Raises InputError for a variable that is not set, ServerError when the process does not come up.
     """
     for header, variable in (headers_env or {}).items():
@@ -127,6 +129,7 @@ def start_scraper(
         "endpoints": list(metrics_urls),
         "socket": str(control),
         "headers_env": dict(headers_env or {}),
+        "reset_urls": list(reset_urls),
         "period_s": period_s,
         "timeout_s": timeout_s,
         "parent_pid": os.getpid(),
