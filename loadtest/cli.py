@@ -178,17 +178,17 @@ def _gate(run: Path, slo: Path | None = None, as_json: bool = False, on_inconclu
     from loadtest.judge.gate import judge_run
     from loadtest.merge.read import open_run
     from loadtest.plan.loader import load_slos
-    from loadtest.report.manager import terminal_text, write_reports
+    from loadtest.report.manager import publish
     from loadtest.run_folder import RunFolder
 
     slos = load_slos(slo) if slo is not None else RunFolder(run).slos()
     data = open_run(run)
     verdict = judge_run(data, slos)
-    write_reports(run, data, verdict)
+    published = publish(run, data, verdict)
     if as_json:
         click.echo(json.dumps(verdict.to_json(), ensure_ascii=False, indent=1, allow_nan=False))
     else:
-        click.echo(terminal_text(data, verdict))
+        click.echo(published.text)
     code = verdict.exit_code
     if code == EXIT_INCONCLUSIVE and on_inconclusive == "warn":
         click.echo("inconclusive, and --on-inconclusive warn was given: exit code 0. This is no PASS.", err=True)

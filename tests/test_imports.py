@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     | {f"load.{m}" for m in PURE_LOAD}
     | {f"server.{m}" for m in PURE_SERVER},
     "judge": {"model", "errors", "plan", "merge", "judge"},
-    "report": {"model", "errors", "plan", "merge", "judge", "report"},
+    "report": {"model", "errors", "plan", "load.hdr", "merge", "judge", "report"},
 }
 
 

@@ -41,18 +41,17 @@ def by_criterion(checks: Sequence[Check]) -> list[Group]:
 
 
 def by_criterion_and_config(checks: Sequence[Check]) -> list[Group]:
-    """One group per criterion and config, worst first."""
-    groups = _grouped(checks, with_config=True)
-    return sorted(groups, key=lambda g: (ORDER[g.worst.status], -_excess(g.worst)))
+    """One group per criterion and config, worst status first, then in the order of the SLO file."""
+    return sorted(_grouped(checks, with_config=True), key=lambda g: ORDER[g.worst.status])
 
 
-def scope_text(check: Check) -> str:
+def scope_text(check: Check, with_config: bool = True) -> str:
     """Where a criterion was applied, in one line."""
     s = check.scope
     if s is None:
         return "no cell selected"
     repeat = "repeats pooled" if s.repeat is None else f"r{s.repeat}"
-    return " / ".join(x for x in (s.config, s.mix, s.sampling, s.load, s.stratum, repeat) if x)
+    return " / ".join(x for x in (s.config if with_config else "", s.mix, s.sampling, s.load, s.stratum, repeat) if x)
 
 
 def limit_text(check: Check) -> str:

@@ -21,7 +21,7 @@ from loadtest.report import criteria, results, summary
 from loadtest.report.charts import chart_data, embed
 from loadtest.report.sides import side_by_side
 from loadtest.report.tables import Row
-from loadtest.report.units import P95_CLAIM_N, P99_CLAIM_N, number, share
+from loadtest.report.units import P95_CLAIM_N, P99_CLAIM_N, number, share, shorten
 
 MAX_CHECKS = 2000
 """Rows of the table of all checks at most: a browser still opens it at once; verdict.json has all."""
@@ -30,7 +30,7 @@ MAX_CHECKS = 2000
 def render(data: RunData, rows: Sequence[Row], verdict: Verdict) -> bytes:
     """The page as UTF-8. Text from servers and plans is escaped; nothing of it runs."""
     env = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.globals.update(criteria=criteria, share=share, number=number, NOT_MEASURED=NOT_MEASURED)
+    env.globals.update(criteria=criteria, share=share, number=number, shorten=shorten, NOT_MEASURED=NOT_MEASURED)
     quality = results.quality_of(verdict)
     page = env.from_string(_text("page.html")).render(
         run=data.run,

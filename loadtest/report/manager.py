@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.errors import RunFolderError
@@ -18,8 +18,8 @@ from loadtest.model import from_json
 from loadtest.report import github, html, junit, machines, summary
 from loadtest.report.files import write_durably
 from loadtest.report.hgrm import write_all as write_hgrm
-from loadtest.report.tables import Row, build_rows
-from loadtest.report.terminal import terminal_text as terminal_text
+from loadtest.report.tables import build_rows
+from loadtest.report.terminal import terminal_text
 
 VERDICT = "verdict.json"
 STEP_SUMMARY = "exports/github-step-summary.md"
@@ -35,12 +35,24 @@ REPORTS = (
 """Everything that is made from the verdict, in the order in which it is written."""
 
 
-def write_reports(run_dir: Path, data: RunData, verdict: Verdict, rows: Sequence[Row] | None = None) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What was written, and what to tell the person who asked."""
+
+    paths: list[Path]
+    text: str
+
+
+def write_reports(run_dir: Path, data: RunData, verdict: Verdict) -> list[Path]:
     """Write verdict.json durably, then everything that is made from it. Returns the paths in that order.
 
-    `rows` saves reading the run again. Raises RunFolderError before anything is written where the folder takes no
-    files.
+    Raises RunFolderError, before an old file is touched, where the folder takes no files.
     """
+    return publish(run_dir, data, verdict).paths
+
+
+def publish(run_dir: Path, data: RunData, verdict: Verdict) -> Published:
+    """`write_reports`, with the text for the terminal from the same reading of the run."""
     run_dir = Path(run_dir)
     _require_writable(run_dir)
     content = json.dumps(verdict.to_json(), ensure_ascii=False, indent=1, allow_nan=False).encode()
@@ -49,7 +61,7 @@ def write_reports(run_dir: Path, data: RunData, verdict: Verdict, rows: Sequence
         for name in REPORTS:
             (run_dir / name).unlink(missing_ok=True)
         write_durably(verdict_file, content)
-    rows = build_rows(data) if rows is None else rows
+    rows = build_rows(data)
     figures = machines.figures_of(rows, verdict)
     bodies = (
         summary.render(data.run, rows, verdict),
@@ -64,7 +76,8 @@ def write_reports(run_dir: Path, data: RunData, verdict: Verdict, rows: Sequence
     for name, body in files.items():
         write_durably(run_dir / name, body)
     _tell_github(verdict, files[STEP_SUMMARY])
-    return [verdict_file, *(run_dir / n for n in files), *write_hgrm(run_dir)]
+    paths = [verdict_file, *(run_dir / n for n in files), *write_hgrm(run_dir)]
+    return Published(paths, terminal_text(data, verdict, rows))
 
 
 def read_verdict(path: Path) -> Verdict:

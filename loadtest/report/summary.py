@@ -19,7 +19,7 @@ from loadtest.report.criteria import (
     scope_text,
 )
 from loadtest.report.tables import Row
-from loadtest.report.units import shorten
+from loadtest.report.units import printable, shorten
 
 SIMULATED = (
     "**SIMULATED**: made with the simulated server. It checks the process; it says nothing about any real server."
@@ -57,7 +57,7 @@ def banners(verdict: Verdict) -> list[str]:
 
 def cell(text: str) -> str:
     """Text that cannot break out of a Markdown table cell or start an HTML element."""
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split())
+    return printable(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;"))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

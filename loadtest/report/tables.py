@@ -76,7 +76,7 @@ class Row:
     @property
     def label(self) -> str:
         """Config and scheme, without saying the same word twice."""
-        if self.method == "none":
+        if self.method == "none" or self.config in (f"{self.method}-{self.gamma}", self.scheme):
             return self.config
         return self.scheme if self.config == self.method else f"{self.config} ({self.scheme})"
 

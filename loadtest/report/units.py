@@ -55,9 +55,14 @@ def tail(us: float | None, n: int, claim_n: int) -> str:
     return duration(us) if n >= claim_n else f"{duration(us)}†"
 
 
+def printable(text: str) -> str:
+    """On one line and without control characters: an error text of a server must not steer a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+
+
 def shorten(text: str, limit: int) -> str:
     """At most `limit` characters on one line, cut between words."""
-    text = " ".join(text.split())
+    text = printable(text)
     if len(text) <= limit:
         return text
     cut = text[: limit - 2]
