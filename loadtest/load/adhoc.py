@@ -190,7 +190,8 @@ def start_scraper(host: str, run_dir: Path) -> tuple[subprocess.Popen[bytes], st
     control = str(Path(tempfile.mkdtemp(prefix="ltsc-", dir="/tmp")) / "s")
     folder = run_dir / "servers" / "00-manual"
     folder.mkdir(parents=True)
-    spec = {"endpoints": [url], "socket": control, "headers_env": {}, "period_s": 1.0, "timeout_s": 5.0}
+    spec: dict[str, Any] = {"endpoints": [url], "socket": control, "headers_env": {}, "reset_urls": []}
+    spec |= {"period_s": 1.0, "timeout_s": 5.0}
     (folder / "scraper.json").write_text(json.dumps(spec | {"parent_pid": os.getpid()}))
     with (folder / "scraper.log").open("ab") as out:
         argv = [sys.executable, "-m", "loadtest.server.scraper", "--spec", str(folder / "scraper.json")]

@@ -32,6 +32,9 @@ from loadtest.model import Cell, LoadJob, from_json
 log = logging.getLogger(__name__)
 
 DEADLINE_POLL_S = 0.005
+READ_AT_ONCE_STREAMS = 64
+"""Up to so many streams per worker every read is done at once, without a pace: it costs half as much CPU again per
+chunk (31 instead of 22 us), which is nothing at this load, and steps of a few milliseconds are still told apart."""
 
 
 class RequestFailedError(Exception):
@@ -161,6 +164,8 @@ class Worker:
             builder.body(mix.prompts[0].messages, cell.sampling)
         self._collect()
         reader = self.sender.reader
+        few = cell.load_kind not in OPEN_KINDS and cell.load_value / workers <= READ_AT_ONCE_STREAMS
+        reader.pace_s = 0.0 if few or not reader.stamped else job.client.pace_s
         self._before = {"conns": reader.connections_opened, "batches": self._batches.batches, "resent": reader.resent}
         reader.stalls_ms.clear()
         self._proof.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -48,17 +49,33 @@ class Run:
         return [r for r in self.log if r["id"].startswith(f"{cell}-")]
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    folder = tmp_path_factory.mktemp("run")
-    scraper = kit.FakeScraper()
-    with kit.scripted_server(folder) as server:
-        client = ClientSpec(workers=request.param)
-        job = kit.make_job(folder, server.url, CELLS, client=client, scraper_socket=scraper.path)
-        code = kit.run_locust(job, env={"OPENAI_API_KEY": "sk-test-key"})
-        folders = [folder / "cells" / c.cell_id for c in CELLS]
-        yield Run(request.param, code, folders, scraper.asked, server.requests(), kit.log_of(job))
-    scraper.close()
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Run]]:
+    """The same job with one and with two workers, at the same time, each with a server of its own."""
+    with ExitStack() as stack:
+        started = {}
+        for workers in (1, 2):
+            folder = tmp_path_factory.mktemp(f"workers-{workers}")
+            scraper = kit.FakeScraper()
+            stack.callback(scraper.close)
+            server = stack.enter_context(kit.scripted_server(folder))
+            client = ClientSpec(workers=workers)
+            job = kit.make_job(folder, server.url, CELLS, client=client, scraper_socket=scraper.path)
+            process = kit.start_locust(job, env={"OPENAI_API_KEY": "sk-test-key"})
+            stack.callback(process.wait)
+            stack.callback(kit.end_tree, process.pid)
+            started[workers] = (job, process, scraper, server)
+        found = {}
+        for workers, (job, process, scraper, server) in started.items():
+            code = process.wait(60)
+            folders = [Path(job.run_dir) / "cells" / c.cell_id for c in CELLS]
+            found[workers] = Run(workers, code, folders, scraper.asked, server.requests(), kit.log_of(job))
+        yield found
+
+
+@pytest.fixture(params=[1, 2])
+def run(request: pytest.FixtureRequest, runs: dict[int, Run]) -> Run:
+    return runs[request.param]
 
 
 def test_all_cells_are_finished_and_the_run_says_so(run: Run) -> None:
