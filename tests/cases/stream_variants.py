@@ -1,0 +1,375 @@
+"""Streams and answers beside the published cases, which servers and proxies also send: script, and what its row says.
+
+A value `...` means "not null"; `Has("x")` means that the text holds x.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tests.cases.exchanges import (
+    DONE,
+    ROLE,
+    STOP,
+    TAIL,
+    USAGE2,
+    A,
+    B,
+    Script,
+    at,
+    delta,
+    event,
+    json_answer,
+    script,
+    usage,
+)
+
+
+@dataclass(frozen=True)
+class Has:
+    text: str
+
+
+OK = {"outcome": "ok", "output_text": "ab", "completion_tokens": 2, "chunks": 2, "error": None}
+
+
+def ok(**more: Any) -> dict[str, Any]:
+    return {**OK, **more}
+
+
+def bad(outcome: str, words: str = "", **more: Any) -> dict[str, Any]:
+    return {"outcome": outcome, "error": Has(words), "completion_tokens": None, "e2e_us": None, "tpot_us": None, **more}
+
+
+def raw(text: str) -> bytes:
+    return f"data: {text}\n\n".encode()
+
+
+def all_cr(data: bytes) -> bytes:
+    return data.replace(b"\n", b"\r")
+
+
+def pretty(data: bytes) -> bytes:
+    """Every event's JSON over many data lines."""
+    out = b""
+    for block in data.strip(b"\n").split(b"\n\n"):
+        text = block.removeprefix(b"data: ").decode()
+        lines = json.dumps(json.loads(text), indent=2).splitlines() if text.startswith("{") else [text]
+        out += b"".join(f"data: {line}\n".encode() for line in lines) + b"\n"
+    return out
+
+
+ERROR_OBJECT = {"error": {"message": "boom", "type": "server_error", "code": 500}}
+CHOICE1_STOP = event(choices=[*delta(0, "stop"), *delta(1, "stop")])
+TOOL = event(choices=delta(tool_calls=[{"index": 0, "id": "t", "function": {"name": "f", "arguments": "{}"}}]))
+WHOLE = ROLE + A + B + TAIL
+
+STREAMED: dict[str, tuple[Script, dict[str, Any]]] = {
+    # usage and its places
+    "usage in the finishing chunk": (at(ROLE, A, B, event(choices=delta(finish="stop"), usage=usage(2)) + DONE), ok()),
+    "usage in the last token's chunk": (
+        at(ROLE, A, event(choices=delta(content="b", finish="stop"), usage=usage(2)) + DONE),
+        ok(),
+    ),
+    "choices missing in the usage chunk": (at(ROLE, A, B, STOP + event(usage=usage(2)) + DONE), ok()),
+    "choices null in the usage chunk": (at(ROLE, A, B, STOP + event(choices=None, usage=usage(2)) + DONE), ok()),
+    "usage null at the end": (at(ROLE, A, B, STOP + USAGE2 + event(choices=[], usage=None) + DONE), ok()),
+    "usage empty at the end": (at(ROLE, A, B, STOP + USAGE2 + event(choices=[], usage={}) + DONE), ok()),
+    "usage with null counts at the end": (
+        at(ROLE, A, B, STOP + USAGE2 + event(choices=[], usage=usage(None)) + DONE),
+        ok(prompt_tokens=4),
+    ),
+    "usage of zeros at the end": (
+        at(ROLE, A, B, STOP + USAGE2 + event(choices=[], usage=usage(0, 0)) + DONE),
+        ok(warning=Has("usage_not_monotonic")),
+    ),
+    "usage as a whole float": (at(ROLE, A, B, STOP + event(choices=[], usage=usage(2.0)) + DONE), ok()),
+    "usage as a text": (
+        at(ROLE, A, B, STOP + event(choices=[], usage=usage("2")) + DONE),
+        ok(completion_tokens=None, tpot_us=None, token_source="none", warning=...),
+    ),
+    "no usage at all": (at(ROLE, A, B, STOP + DONE), ok(completion_tokens=None, tpot_us=None, warning=Has("no usage"))),
+    "running usage that skips chunks": (
+        at(
+            ROLE,
+            event(choices=delta(content="a"), usage=usage(1)),
+            event(choices=delta(content="b"), usage=None),
+            event(choices=delta(content="c"), usage=usage(7)) + STOP + event(choices=[], usage=usage(7)) + DONE,
+        ),
+        ok(output_text="abc", completion_tokens=7, chunks=3),
+    ),
+    # deltas
+    "delta null in the finishing chunk": (
+        at(ROLE, A, B, event(choices=[{"index": 0, "delta": None, "finish_reason": "stop"}]) + USAGE2 + DONE),
+        ok(finish_reason="stop"),
+    ),
+    "choice without index": (
+        at(ROLE, event(choices=[{"delta": {"content": "a"}}]), event(choices=[{"delta": {"content": "b"}}]), TAIL),
+        ok(),
+    ),
+    "text of the completions route": (
+        at(event(choices=[{"index": 0, "text": "a"}]), event(choices=[{"index": 0, "text": "b"}]), TAIL),
+        ok(),
+    ),
+    "content as parts": (
+        at(ROLE, A, event(choices=delta(content=[{"type": "text", "text": "b"}])), TAIL),
+        ok(),
+    ),
+    "refusal": (at(ROLE, event(choices=delta(refusal="no"))), {"outcome": "truncated"}),
+    "refusal, finished": (
+        at(ROLE, event(choices=delta(refusal="a")), event(choices=delta(refusal="b")), TAIL),
+        ok(),
+    ),
+    "reasoning_details only": (
+        at(
+            ROLE,
+            event(choices=delta(content="", reasoning_details=[{"type": "reasoning.text", "text": "t"}])),
+            event(choices=delta(content="b")),
+            TAIL,
+        ),
+        ok(output_text="b", reasoning_text="t", ttft_visible_us=...),
+    ),
+    "both spellings of reasoning and its details": (
+        at(
+            ROLE,
+            event(choices=delta(reasoning="t", reasoning_content="t", reasoning_details=[{"text": "t"}])),
+            event(choices=delta(content="b")),
+            TAIL,
+        ),
+        ok(output_text="b", reasoning_text="t"),
+    ),
+    "tool call and content mixed": (at(ROLE, A, TOOL, TAIL), ok(output_text="a")),
+    "tool call and content in one delta": (
+        at(ROLE, event(choices=delta(content="a", tool_calls=[{"function": {"name": "f"}}])), B, TAIL),
+        ok(),
+    ),
+    "tool call whose arguments are an object": (
+        at(ROLE, event(choices=delta(tool_calls=[{"function": {"arguments": {"a": 1}}}])), B, TAIL),
+        ok(output_text="b"),
+    ),
+    "old function_call": (at(ROLE, event(choices=delta(function_call={"name": "f"})), B, TAIL), ok(output_text="b")),
+    "empty tool call list": (at(ROLE, event(choices=delta(tool_calls=[])), A, B, TAIL), ok()),
+    "two choices interleaved": (
+        at(
+            ROLE,
+            event(choices=delta(0, content="a")) + event(choices=delta(1, content="x")),
+            event(choices=delta(1, content="y")) + event(choices=delta(0, content="b")),
+            CHOICE1_STOP + event(choices=[], usage=usage(4)) + DONE,
+        ),
+        ok(completion_tokens=4, chunks=4, tpot_us=None, warning=Has("several_choices")),
+    ),
+    "second choice never finishes": (
+        at(ROLE, A, event(choices=delta(1, content="x")), STOP),
+        {"outcome": "truncated", "completion_tokens": None},
+    ),
+    "first token in the read of the role": (at(ROLE + A, B, TAIL), ok(first_chunk_merged=False, coalesced_reads=0)),
+    "two tokens in the first read": (at(ROLE, A + B, TAIL), ok(first_chunk_merged=True, coalesced_reads=1)),
+    # errors inside a stream
+    "error null everywhere": (
+        at(
+            ROLE,
+            event(choices=delta(content="a"), error=None),
+            event(choices=delta(content="b"), error=None),
+            event(choices=delta(finish="stop"), error=None) + event(choices=[], usage=usage(2), error=None) + DONE,
+        ),
+        ok(),
+    ),
+    "error object empty everywhere": (
+        at(ROLE, event(choices=delta(content="a"), error={}), event(choices=delta(content="b"), error=""), TAIL),
+        ok(),
+    ),
+    "error as a text": (at(ROLE, A, raw('{"error": "overloaded"}') + DONE), bad("stream_error", "overloaded")),
+    "error as an object": (at(ROLE, A, raw(json.dumps(ERROR_OBJECT)) + DONE), bad("stream_error", "boom")),
+    "error event with plain text": (
+        at(ROLE, A, b"event: error\ndata: upstream gone\n\n"),
+        bad("stream_error", "upstream"),
+    ),
+    "error as object error": (
+        at(ROLE, A, raw('{"object": "error", "message": "boom", "code": 400}') + DONE),
+        bad("stream_error", "boom"),
+    ),
+    "detail instead of error": (
+        at(ROLE, A, raw('{"detail": "engine dead"}') + DONE),
+        bad("stream_error", "engine dead"),
+    ),
+    "detail as a list": (
+        at(raw('{"detail": [{"loc": ["body"], "msg": "field required"}]}')),
+        bad("stream_error", "field required"),
+    ),
+    "message and code alone": (
+        at(ROLE, A, raw('{"code": 500, "message": "inner failure"}') + DONE),
+        bad("stream_error", "inner failure"),
+    ),
+    "aborted by the server": (at(ROLE, A, event(choices=delta(finish="abort")) + DONE), bad("stream_error", "abort")),
+    "error after whole answer": (
+        at(ROLE, A, B, TAIL[: -len(DONE)] + raw('{"error": "late"}')),
+        bad("stream_error", "late"),
+    ),
+    # ends
+    "done alone": (at(DONE), bad("empty", "[DONE]")),
+    "role alone and done": (at(ROLE, DONE), bad("empty")),
+    "nothing at all": (script([]), bad("empty")),
+    "keep-alives alone": (at(b": ping\n\n", b": ping\n\n"), bad("empty")),
+    "cut inside an event": (at(ROLE, A, B[:40]), bad("truncated", "truncated_stream")),
+    "cut by a chunked end": (at(ROLE, A, B, framing="chunked"), bad("truncated")),
+    "reset in mid-answer": (at(ROLE, A, end="reset"), bad("connection_error")),
+    "reset after the whole answer": (at(ROLE, A, B, TAIL, end="reset"), ok()),
+    "silence in mid-answer": (at(ROLE, A, end="timeout"), bad("read_timeout", chunks=1, ttft_us=...)),
+    "silence after the whole answer": (at(ROLE, A, B, TAIL, end="timeout"), ok()),
+    "silence after the headers": (script([], end="timeout"), bad("read_timeout", ttft_us=None)),
+    "keep-alives for ever": (
+        script([(500.0 * i, b": ping\n\n") for i in range(1, 13)], end="timeout"),
+        bad("total_timeout", ttft_us=None),
+    ),
+    "garbage after done": (at(ROLE, A, B, TAIL + b"data: bye\n\nx"), ok()),
+    "finish, usage and no blank line": (at(ROLE, A, B, STOP + USAGE2.rstrip(b"\n")), ok(warning=Has("no [DONE]"))),
+    # writing
+    "only CR": (at(*(all_cr(x) for x in (ROLE, A, B, TAIL))), ok()),
+    "pretty JSON over data lines": (at(*(pretty(x) for x in (ROLE, A, B, TAIL))), ok()),
+    "no content type": (at(ROLE, A, B, TAIL, headers={}), ok()),
+    "event stream called JSON": (at(ROLE, A, B, TAIL, headers={"content-type": "application/json"}), ok()),
+    "gzip although identity was asked": (
+        script([(30, gzip.compress(WHOLE))], headers={"content-type": "text/event-stream", "content-encoding": "gzip"}),
+        ok(warning=Has("compressed")),
+    ),
+    "an encoding that cannot be read": (
+        script([(30, b"\x0b\x02\x80abc\x03")], headers={"content-type": "text/event-stream", "content-encoding": "br"}),
+        bad("bad_payload", "br"),
+    ),
+    "lone surrogate and broken UTF-8": (
+        at(
+            ROLE,
+            raw(r'{"choices": [{"index": 0, "delta": {"content": "\ud83d"}}]}'),
+            B.replace(b'"b"', b'"\xff"'),
+            TAIL,
+        ),
+        ok(output_text="\ufffd\ufffd"),
+    ),
+    # not a stream
+    "JSON error with HTTP 200": (json_answer(json.dumps(ERROR_OBJECT)), bad("stream_error", "boom")),
+    "object error with HTTP 200": (
+        json_answer('{"object": "error", "message": "boom", "code": 500}'),
+        bad("stream_error", "boom"),
+    ),
+    "HTML with HTTP 200": (json_answer("<html>login</html>", "text/html"), bad("bad_payload", "<html>")),
+    "HTTP 429": (json_answer('{"error": "slow down"}', status=429), bad("http_error", "slow down", http_status=429)),
+    "HTTP 503 with a page": (json_answer("<h1>busy</h1>", "text/html", status=503), bad("http_error", "busy")),
+    "HTTP 422 with detail": (json_answer('{"detail": "no model"}', status=422), bad("http_error", "no model")),
+    "JSON with event-stream type": (
+        json_answer(
+            '{"choices": [{"index": 0, "message": {"content": "ab"}, "finish_reason": "stop"}],'
+            ' "usage": {"prompt_tokens": 1, "completion_tokens": 2}}',
+            "text/event-stream",
+        ),
+        ok(chunks=None, ttft_us=None, tpot_us=None, e2e_us=..., warning=Has("stream_downgraded")),
+    ),
+}
+
+
+def message(content: Any = "ab", *, tokens: Any = 2, finish: Any = "stop", **fields: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish}
+    return {"id": "c", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage(tokens), **fields}
+
+
+def plain(value: Any, **more: Any) -> Script:
+    return json_answer(value if isinstance(value, str | bytes) else json.dumps(value), **more)
+
+
+def spec(steps: Any = 2, drafted: Any = 8, accepted: Any = 3, **more: Any) -> dict[str, Any]:
+    block = {"num_spec_steps": steps, "num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted, **more}
+    return message(metrics={"speculative_decoding": block})
+
+
+PLAIN_OK = {"outcome": "ok", "output_text": "ab", "completion_tokens": 2, "error": None, "ttft_us": None}
+NO_BLOCK = {"spec_steps": None, "draft_tokens": None, "accepted_tokens": None, "spec_source": None}
+BLOCK = {"spec_steps": 2, "draft_tokens": 8, "accepted_tokens": 3, "spec_source": "response_block"}
+
+
+def refused(words: str = "") -> dict[str, Any]:
+    return {"outcome": "bad_payload", "error": Has(words), "completion_tokens": None}
+
+
+def told_tools() -> dict[str, Any]:
+    answer = message(None, finish="tool_calls")
+    answer["choices"][0]["message"]["tool_calls"] = [{"function": {"name": "f", "arguments": "{}"}}]
+    return answer
+
+
+def with_choice(**fields: Any) -> dict[str, Any]:
+    answer = message()
+    answer["choices"][0] |= fields
+    return answer
+
+
+ANSWERED: dict[str, tuple[Script, dict[str, Any]]] = {
+    "an answer": (plain(message()), PLAIN_OK),
+    "BOM": (plain(b"\xef\xbb\xbf" + json.dumps(message()).encode()), PLAIN_OK),
+    "error false": (plain(message(error=False)), PLAIN_OK),
+    "error empty": (plain(message(error={})), PLAIN_OK),
+    "error as a text": (plain({"error": "overloaded"}), refused("overloaded")),
+    "error as a list": (plain([{"error": {"message": "boom"}}]), refused("boom")),
+    "detail": (plain({"detail": "Not Found"}), refused("Not Found")),
+    "message and code": (plain({"code": 500, "message": "inner failure"}), refused("inner failure")),
+    "choices empty": (plain(message(choices=[])), refused("choices")),
+    "choices an object": (plain(message(choices={"0": {}})), refused("choices")),
+    "choice null": (plain(message(choices=[None])), refused("choices")),
+    "message null": (plain(with_choice(message=None)), refused("message")),
+    "null": (plain("null"), refused()),
+    "a list": (plain("[]"), refused()),
+    "blanks": (plain("  \n"), {"outcome": "empty"}),
+    "cut JSON": (plain(json.dumps(message())[:-5]), refused()),
+    "HTML called JSON": (plain("<html>502</html>"), refused("<html>")),
+    "tool calls alone": (plain(told_tools()), {**PLAIN_OK, "output_text": "", "finish_reason": "tool_calls"}),
+    "content parts": (plain(message([{"type": "text", "text": "ab"}])), PLAIN_OK),
+    "empty content with tokens": (plain(message("", tokens=1)), {"outcome": "ok", "completion_tokens": 1}),
+    "empty content without usage": (plain(message("", usage=None)), {"outcome": "empty"}),
+    "aborted": (plain(message(finish="abort")), {"outcome": "stream_error", "error": Has("abort")}),
+    "NaN somewhere": (plain(json.dumps(message())[:-1] + ', "score": NaN}'), PLAIN_OK),
+    "a stream nobody asked for": (
+        at(ROLE, A, B, TAIL),
+        {"outcome": "ok", "completion_tokens": 2, "warning": Has("unrequested_stream")},
+    ),
+    "gzip": (
+        json_answer(gzip.compress(json.dumps(message()).encode()), framing="close")
+        | {"headers": {"content-type": "application/json", "content-encoding": "gzip"}},
+        {**PLAIN_OK, "warning": Has("compressed")},
+    ),
+    # blocks
+    "block": (plain(spec()), BLOCK),
+    "block of whole floats": (plain(spec(2.0, 8.0, 3.0)), BLOCK),
+    "block on the choice, dense": (
+        plain(
+            with_choice(
+                speculative_decoding={"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 3}
+            )
+        ),
+        BLOCK,
+    ),
+    "block with sparse histogram": (
+        plain(spec(num_spec_tokens=4, acceptance_histogram={"1": 1, "2": 1})),
+        {**BLOCK, "acceptance_histogram": [0, 1, 1, 0, 0], "warning": None},
+    ),
+    "block with integer-like histogram keys out of order": (
+        plain(spec(acceptance_histogram={"2": 1, "1": 1})),
+        {**BLOCK, "acceptance_histogram": [0, 1, 1], "warning": None},
+    ),
+    "block without accepted": (plain(spec(accepted=None)), {**NO_BLOCK, "warning": Has("block_unreadable")}),
+    "block with a negative count": (plain(spec(accepted=-1)), {**NO_BLOCK, "warning": Has("block_unreadable")}),
+    "block with texts": (plain(spec("2", "8", "3")), {**NO_BLOCK, "warning": Has("block_unreadable")}),
+    "block with true": (plain(spec(True)), {**NO_BLOCK, "warning": Has("block_unreadable")}),
+    "more accepted than drafted": (plain(spec(accepted=9)), {"warning": Has("block_inconsistent")}),
+    "per-step sums contradict": (
+        plain(spec(per_step_accepted=[1, 1], per_step_drafted=[4, 4])),
+        {**BLOCK, "warning": Has("block_inconsistent")},
+    ),
+    "block empty": (plain(message(metrics={"speculative_decoding": {}})), NO_BLOCK),
+    "metrics a list": (plain(message(metrics=[])), NO_BLOCK),
+    "block a number": (plain(message(metrics={"speculative_decoding": 1})), NO_BLOCK),
+    "all zero with null ratios": (
+        plain(spec(0, 0, 0, mean_acceptance_length=None, draft_acceptance_rate=None)),
+        {"spec_steps": 0, "draft_tokens": 0, "accepted_tokens": 0, "spec_source": "response_block", "warning": None},
+    ),
+}
