@@ -92,7 +92,7 @@ class ManualRun:
     def _begin(self, runner: Any) -> None:
         options = adhoc.options_of(
             self.environment.parsed_options,
-            self.environment.host,
+            self.environment.host or self.environment.user_classes[0].host,
             int(runner.target_user_count),
             max(1, len(self.master.workers)),
         )

@@ -25,7 +25,7 @@ from loadtest.load.cellrun import mix_digest
 from loadtest.load.lifeline import parent_at_start
 from loadtest.load.recorder import Recorder
 from loadtest.load.selfproof import SelfProof, process_state
-from loadtest.model import Cell, LoadJob, to_json
+from loadtest.model import Cell, ConfigSpec, LoadJob, to_json
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,8 @@ class Master:
         self.recorder, self._cell_id = recorder, cell.cell_id
         self._ready, self.finals, self.skew_ms = {}, {}, {}
         self.proof.start()
-        small = to_json(job) | {"cells": [], "prompt_files": {}, "mix_weights": {}, "run_dir": ""}
+        config = ConfigSpec(job.config.name, job.config.method, job.config.gamma)  # how it is launched stays here
+        small = to_json(job) | {"config": to_json(config), "cells": [], "prompt_files": {}, "mix_weights": {}}
         message = {"cell": to_json(cell), "job": small, "workers": len(self.workers), "sha256": sha256}
         self._asked_ns = time.time_ns()
         self.runner.send_message(protocol.CELL, message)
