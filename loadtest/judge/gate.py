@@ -19,7 +19,7 @@ from loadtest.judge.decision import decide_all
 from loadtest.judge.frame import RunLike
 from loadtest.judge.profile import profiles
 from loadtest.judge.select import CellFacts, Group, names_baseline, selects
-from loadtest.judge.verdict import CellTrust, Check, Reason, Scope, Status, Verdict, worst
+from loadtest.judge.verdict import CellTrust, Check, Decision, Reason, Scope, Status, Verdict, worst
 from loadtest.model import Slo
 from loadtest.plan.metrics import METRICS, Metric
 
@@ -43,6 +43,7 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
         if not covered.issuperset(c["cell_id"] for c in group.cells):
             checks += _checks_of(context, implicit_slo(), group, None, implicit=True)
     compared = compare_all(context)
+    decisions = decide_all(context, compared, checks, bool(slos))
     reasons = _run_reasons(context, slos)
     simulated = any(c["simulated"] is not False for c in context.cells)
     synthetic = any(c["synthetic_acceptance"] is not False for c in context.cells)
@@ -54,14 +55,14 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
         plan_sha256=str(context.run.get("plan_sha256", "")),
         tool_version=loadtest.__version__,
         status=status,
-        sentence=_sentence(status, checks, reasons, simulated, synthetic),
+        sentence=_sentence(status, checks, reasons, simulated, synthetic) + _not_deployed(status, decisions),
         simulated=simulated,
         synthetic_acceptance=synthetic,
         checks=tuple(checks),
         cells=tuple(_cell_trust(context, cell) for cell in context.cells),
         comparisons=tuple(c.comparison for c in compared),
         crossovers=tuple(crossovers(compared)),
-        decisions=tuple(decide_all(context, compared, checks, bool(slos))),
+        decisions=tuple(decisions),
         profiles=tuple(profiles(context)),
         reasons=reasons,
     )
@@ -190,3 +191,11 @@ def _sentence(
         text += f"; {reason.seen}"
     marks = [word for word, on in (("SIMULATED", simulated), ("SYNTHETIC ACCEPTANCE", synthetic)) if on]
     return f"{' and '.join(marks)}: no deploy verdict. {text}" if marks else text
+
+
+def _not_deployed(status: Status, decisions: Sequence[Decision]) -> str:
+    """A PASS says that the criteria hold; what the comparison with the baseline says must not be overlooked."""
+    if status != "PASS":
+        return ""
+    short = [f"{d.config} on {d.mix} ({d.sampling}): {d.decision} {d.up_to or ''}".strip() for d in decisions]
+    return "".join(f"; {text}" for text in short if not text.endswith(": DEPLOY"))

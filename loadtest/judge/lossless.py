@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from loadtest.judge.frame import Array, Bools, RunLike
 from loadtest.judge.orderstats import share_bounds
-from loadtest.judge.ratios import MIN_CLUSTERS, weights
+from loadtest.judge.ratios import MIN_CLUSTERS, resampled, weights
 from loadtest.judge.select import CellFacts
 from loadtest.judge.verdict import Answer
 from loadtest.judge.words import figure
@@ -99,4 +99,4 @@ def _means(hits: Bools, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64
     n = len(hits)
     if n > 1000:  # binomial resampling is the bootstrap of a share; no matrix needed
         return np.asarray(np.random.default_rng(seed).binomial(n, float(hits.mean()), size=2000) / n)
-    return np.asarray(weights(n, seed) @ hits.astype(np.float64) / n)
+    return np.asarray(resampled(weights(n, seed), hits.astype(np.float64)) / n)

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadtest.judge import orderstats
 from loadtest.judge.frame import Array, Floats, Rows
-from loadtest.judge.ratios import BOOTSTRAPS, MIN_CLUSTERS, weights
+from loadtest.judge.ratios import BOOTSTRAPS, MIN_CLUSTERS, resampled, weights
 from loadtest.judge.verdict import RatioEstimate
 
 RATIOS = ("tpot", "e2e", "ttft", "output_rate")
@@ -77,7 +77,7 @@ def boot_means(repeats: Sequence[Pairs], seed: int) -> Floats:
                     ddof=1
                 ) / math.sqrt(n)
             else:
-                means[:, slot, k] = weights(n, seed + slot) @ one.logs / n
+                means[:, slot, k] = resampled(weights(n, seed + slot), one.logs) / n
     drawn = np.random.default_rng([seed, count]).integers(0, count, size=(BOOTSTRAPS, count))
     return np.asarray(np.take_along_axis(means, drawn[:, :, None], axis=2)[:, :, 0].mean(axis=1))
 

@@ -41,6 +41,11 @@ def weights(n: int, seed: int, draws: int = BOOTSTRAPS) -> Floats:
     return counts
 
 
+def resampled(w: Floats, values: Floats) -> Floats:
+    """(draws,): the sum of the values in each resample. einsum, because BLAS threads spin on a busy machine."""
+    return np.asarray(np.einsum("ij,j->i", w, values))
+
+
 @dataclass(frozen=True, slots=True)
 class RatioInterval:
     """estimate = sum(num) / sum(den) with a one-sided bound on each side, or None where undefined."""
@@ -72,7 +77,7 @@ def ratio_interval(num: Floats, den: Floats, confidence: float, seed: int) -> Ra
         return RatioInterval(estimate, estimate - half, estimate + half, n, "delta method over prompts")
     w = weights(n, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
-        draws = (w @ num) / (w @ den)
+        draws = resampled(w, num) / resampled(w, den)
     draws = draws[np.isfinite(draws)]
     lower, upper = (float(v) for v in np.quantile(draws, [1.0 - confidence, confidence]))
     return RatioInterval(estimate, lower, upper, n, "bootstrap over prompts")
@@ -125,7 +130,10 @@ def acceptance_interval(rows: Rows, metric: str, confidence: float, seed: int) -
     if len(rows) == 0:
         return RatioInterval(None, None, None, 0, "no request carries acceptance counts")
     counts = np.stack([rows[name] for name in COUNTS])
-    num, den = cluster_sums(rows["prompt_id"], np.array(formula.num) @ counts, np.array(formula.den) @ counts)
+    num, den = (
+        np.einsum("i,ij->j", np.array(factors, dtype=np.float64), counts) for factors in (formula.num, formula.den)
+    )
+    num, den = cluster_sums(rows["prompt_id"], num, den)
     found = ratio_interval(num, den, confidence, seed)
     estimate, lower, upper = (
         None if v is None else v + formula.offset for v in (found.estimate, found.lower, found.upper)

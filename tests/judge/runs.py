@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,10 @@ class MemoryRun:
     run: dict[str, Any]
     cells: pa.Table
     table: pa.Table
-    reads: list[list[str]] = field(default_factory=list)
 
-    def requests(self, columns: Sequence[str], filter: Any = None) -> pa.Table:  # noqa: A002 - as RunData
-        self.reads.append(list(columns))
+    def requests(self, columns: list[str] | None = None, filter: Any = None) -> pa.Table:  # noqa: A002 - as RunData
         table = self.table if filter is None else self.table.filter(filter)
-        return table.select(list(columns))
+        return table if columns is None else table.select(columns)
 
 
 def cell_facts(
