@@ -22,6 +22,7 @@ from loadtest.judge.verdict import Verdict
 from loadtest.merge.merge import merge_run
 from loadtest.merge.read import RunData, open_run
 from loadtest.model import ConfigSpec, Slo
+from loadtest.plan.cells import server_starts
 from tests.merge.make_run import BASELINE, NGRAM, SECOND, T0, done, make_cell, make_cell_folder, make_run, row
 
 SUFFIX = ConfigSpec(name="suffix-4", method="suffix", gamma=4, sim={}, speculative={"method": "suffix"})
@@ -62,7 +63,8 @@ def build(run_dir: Path, *, simulated: bool = True, ngram: ConfigSpec = NGRAM) -
     fast = [replace(make_cell(2 + i, ngram, repeat=i), cell_id=f"00{2 + i}-ngram-r{i}") for i in (1, 2)]
     suffix, eagle = make_cell(5, SUFFIX), make_cell(6, EAGLE3)
     configs = (BASELINE, ngram, SUFFIX, EAGLE3)
-    make_run(run_dir, [*base, *fast, suffix, eagle], configs, simulated=simulated, slos=SLOS)
+    cells = [*base, *fast, suffix, eagle]
+    make_run(run_dir, cells, configs, simulated=simulated, slos=SLOS)
     error = row(3, outcome="http_error", http_status=503, error="503 </script>")
     parts = [
         (base[0], BASELINE, [request(0, 150), request(1, 250)], 10.0),
@@ -84,7 +86,8 @@ def build(run_dir: Path, *, simulated: bool = True, ngram: ConfigSpec = NGRAM) -
         folder = make_cell_folder(run_dir, cell, rows, config=config, done_json=done(rows, window_s=window_s))
         told = json.loads((folder / "cell.json").read_text())
         (folder / "cell.json").write_text(json.dumps(told | {"simulated": simulated}))
-    failed = run_dir / "servers" / "03-eagle3-4"
+    starts = [f"{i:02d}-{config}" for i, (config, _) in enumerate(server_starts(cells, configs))]
+    failed = run_dir / "servers" / next(s for s in starts if s.endswith("eagle3-4"))
     failed.mkdir(parents=True)
     (failed / "failed.json").write_text(json.dumps({"reason": "StartError", "diagnosis": HOSTILE_REASON}))
     merge_run(run_dir)
