@@ -160,7 +160,13 @@ def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.unify_dictionaries().combine_chunks()
     codes = np.asarray(pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int32)
-    return codes, encoded.dictionary.to_pylist()
+    names = encoded.dictionary.to_pylist()
+    # Numbered by name, not by first appearance: the order of files must not reach the resampling.
+    order = sorted(range(len(names)), key=lambda k: str(names[k]))
+    rank = np.empty(len(names) + 1, dtype=np.int32)
+    rank[order] = np.arange(len(names), dtype=np.int32)
+    rank[-1] = -1
+    return rank[codes], [names[k] for k in order]
 
 
 def _code_of(names: list[str], wanted: str) -> int:

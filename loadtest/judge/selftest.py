@@ -1,6 +1,7 @@
 """A gate that is known to fire: plant one fault of every kind into a copy of a run and show that each is caught.
 
-Nothing is written: the faults are made in memory, in the tables that the judge reads. A fault is caught where the named
+Nothing is written: the faults are made in memory, in the tables that the judge reads. The copy holds one cell (and its
+baseline) whose facts are first put right, so that the planted fault is the only one. A fault is caught where the named
 reason (or a failed criterion) appears at the damaged cell and none of that cell's checks passes any more.
 """
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadtest.errors import InputError
-from loadtest.judge.frame import Bools, RunLike
+from loadtest.judge.frame import Bools, RunLike, load_frame
 from loadtest.judge.gate import judge_run
 from loadtest.judge.verdict import Verdict
 from loadtest.model import Slo
@@ -68,21 +69,22 @@ def _set(table: pa.Table, name: str, values: Any) -> pa.Table:
     return table.set_column(index, field, pa.array(values, type=field.type, from_pandas=True))
 
 
-def _every(table: pa.Table, step: int) -> Bools:
-    return np.asarray(np.arange(len(table)) % step == 0)
+def _three_in_ten(table: pa.Table) -> Bools:
+    """Rows 0, 4 and 7 of every ten: many enough for small cells to fail, and no bursts."""
+    return np.asarray(np.arange(len(table)) * 3 % 10 < 3)
 
 
 def _slower(table: pa.Table) -> pa.Table:
-    """A tenth of the requests takes 1,000 s to its first token and to its end."""
+    """Three requests in ten take 1,000 s to its first token and to its end."""
     for name in ("ttft_us", "e2e_us"):
         old = pc.fill_null(table[name], 0).to_numpy()
-        table = _set(table, name, np.where(_every(table, 10), 1_000_000_000, old))
+        table = _set(table, name, np.where(_three_in_ten(table), 1_000_000_000, old))
     return table
 
 
 def _failing(table: pa.Table) -> pa.Table:
-    """A tenth of the requests is rejected in 2 ms."""
-    bad = _every(table, 10)
+    """Three requests in ten are rejected."""
+    bad = _three_in_ten(table)
     table = _set(
         table, "outcome", np.where(bad, "http_error", table["outcome"].to_numpy(zero_copy_only=False)).tolist()
     )
@@ -90,14 +92,14 @@ def _failing(table: pa.Table) -> pa.Table:
 
 
 def _cut(table: pa.Table) -> pa.Table:
-    """A tenth of the streams breaks off."""
-    bad = _every(table, 10)
+    """Three streams in ten break off."""
+    bad = _three_in_ten(table)
     return _set(table, "outcome", np.where(bad, "truncated", table["outcome"].to_numpy(zero_copy_only=False)).tolist())
 
 
 def _fewer(table: pa.Table) -> pa.Table:
-    """One row in ten is lost."""
-    return table.filter(pa.array(~_every(table, 10)))
+    """Three rows in ten are lost."""
+    return table.filter(pa.array(~_three_in_ten(table)))
 
 
 def _zero(table: pa.Table) -> pa.Table:
@@ -158,7 +160,7 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def self_test(data: RunLike, slos: Sequence[Slo]) -> list[Planted]:
-    """Plant every fault, one at a time, into the first candidate cell that served requests; one result per fault.
+    """Plant every fault, one at a time, into the largest candidate cell; one result per fault.
 
     Raises InputError where the run has no cell to damage.
     """
@@ -167,13 +169,52 @@ def self_test(data: RunLike, slos: Sequence[Slo]) -> list[Planted]:
     candidates = [c for c in served if not c["is_baseline"]] or served
     if not candidates:
         raise InputError("the self-test needs a run with at least one finished cell that served requests")
-    victim = candidates[0]
+    victim = max(candidates, key=lambda c: int(c["ok"]))
     # The victim alone and its baseline: the other cells only cost time.
     ids = [victim["cell_id"], *(c["cell_id"] for c in served if c["is_baseline"] and _same_place(c, victim))]
     wanted = pa.array(ids, pa.string())
     rows = data.requests(None, pc.is_in(pc.field("cell_id"), value_set=wanted))
-    copy = Copy(dict(data.run), data.cells.filter(pc.is_in(data.cells["cell_id"], value_set=wanted)), rows)
+    rows = _set(rows, "first_chunk_merged", [False] * len(rows))
+    kept = [{**c, **SOUND} for c in cells if c["cell_id"] in ids]
+    copy = Copy(dict(data.run), pa.Table.from_pylist(kept, schema=data.cells.schema), rows)
+    frame = load_frame(copy)
+    for cell in kept:
+        cell["sent"] = len(frame.cell(cell["cell_id"]))
+        cell["achieved_concurrency"] = cell["load_value"]
+    copy = Copy(copy.run, pa.Table.from_pylist(kept, schema=data.cells.schema), rows)
     return [_plant(copy, slos, victim["cell_id"], fault) for fault in FAULTS]
+
+
+SOUND: dict[str, Any] = {
+    "simulated": False,
+    "synthetic_acceptance": False,
+    "workers_expected": 1,
+    "workers_reported": 1,
+    "worker_rows_missing": 0,
+    "torn_files": [],
+    "duplicate_request_ids": 0,
+    "coalesced_share": 0.0,
+    "merged_first_share": 0.0,
+    "dropped": 0,
+    "lateness_p99_us": 0.0,
+    "client_lag_p99_us": 0.0,
+    "worker_cpu_max": 0.0,
+    "clock_step_us": 0.0,
+    "scrapes_expected": 1,
+    "scrapes_ok": 1,
+    "scrape_max_gap_s": 1.0,
+    "counter_resets": [],
+    "unexplained_share": 0.0,
+    "spec_identity_breaches": [],
+    "residual_spec_steps": 0.0,
+    "residual_draft_tokens": 0.0,
+    "residual_accepted_tokens": 0.0,
+    "contradictions": [],
+    "server_fingerprints": [],
+    "hdr_max_rel_error": 0.0,
+    "hdr_overflow": 0,
+}
+"""Facts of a cell that passes every trust check, whatever was seen: the copy starts from these."""
 
 
 def _same_place(a: dict[str, Any], b: dict[str, Any]) -> bool:
