@@ -86,6 +86,25 @@ def plan(plan: Path, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("plan", type=PLAN)
+@click.option("--out", type=RUN, default=Path("reports"), show_default=True, help="Folder that would get the run.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def doctor(plan: Path, out: Path, as_json: bool) -> None:
+    """Say what will stop PLAN, and what will be missing from its result, before anything is started.
+
+    \b
+    Example: loadtest doctor plan.toml
+    Exit codes: 0 nothing will stop the run, 2 something will.
+    """
+    from loadtest.plan.loader import load_plan
+    from loadtest.server.doctor.doctor import examine
+
+    found = examine(load_plan(plan), out, lambda text: click.echo(text, err=True))
+    click.echo(found.to_text(as_json))
+    sys.exit(found.exit_code)
+
+
+@cli.command()
 @click.argument("plan", type=PLAN, required=False)
 @click.option("--out", type=RUN, default=Path("reports"), show_default=True, help="Folder that gets the run folder.")
 @click.option("--resume", type=RUN, help="Continue this run folder with its first unfinished cell; needs no PLAN.")

@@ -177,7 +177,7 @@ class _Merge:
         files.unclosed += [raw.path.name for raw in raws if not raw.torn and not raw.closed]
 
     def _figures(self, view: ServerView, rows: RowSums, files: columns.CellFiles) -> dict[str, Any]:
-        server, window, spec, whole = columns.server_columns(view, files)
+        server, window, spec, whole = columns.server_columns(view, files, next(iter(rows.models)) if len(rows.models) == 1 else None)
         return {
             **columns.count_columns(rows, files),
             **columns.latency_columns(rows),
@@ -226,7 +226,7 @@ def _comparable(provenance: dict[str, Any]) -> str | None:
     """What must be equal between configs that are compared, as one JSON text; None without provenance."""
     if not provenance:
         return None
-    return json.dumps({k: provenance.get(k) for k in ("versions", "gpus", "model", "host")}, sort_keys=True)
+    return json.dumps({k: provenance.get(k) for k in ("versions", "gpus", "model", "serving", "host")}, sort_keys=True)
 
 
 @contextmanager

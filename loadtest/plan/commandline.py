@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from loadtest.model import ConfigSpec, TargetSpec
@@ -38,7 +40,7 @@ def serve_argv(config: ConfigSpec, target: TargetSpec) -> list[str]:
     if config.launch is None:
         raise ValueError(f'config "{config.name}" is not launched, so it has no command line')
     launch = LAUNCH_DEFAULTS | config.launch
-    argv = [*launch["command"], target.model]
+    argv = [target.model]
     if target.served_name is not None:
         argv += ["--served-model-name", target.served_name]
     argv += ["--host", str(launch["host"]), "--port", str(launch["port"])]
@@ -56,7 +58,12 @@ def serve_argv(config: ConfigSpec, target: TargetSpec) -> list[str]:
         argv.append("--enable-prompt-tokens-details")
     if launch["fingerprint"]:
         argv += ["--fingerprint-mode", "custom", "--fingerprint-value", config.name]
-    return [*argv, *target.args, *launch["args"]]
+    return [*launch["command"], *remote_words(launch["command"], [*argv, *target.args, *launch["args"]])]
+
+
+def remote_words(command: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Arguments as `command` has to get them: ssh joins its words with blanks for the shell of the other side."""
+    return [shlex.quote(word) for word in words] if PurePath(command[0]).name == "ssh" else list(words)
 
 
 def serve_env(config: ConfigSpec, target: TargetSpec) -> dict[str, str]:

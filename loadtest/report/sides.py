@@ -42,6 +42,8 @@ EXPECTED_TO_DIFFER = (
     "url",
     "asked",
     "pid",
+    "draft",
+    "per_request_spec",
 )
 """Parts of keys that belong to the config under test, not to what must be equal."""
 
@@ -67,7 +69,7 @@ def _flatten(value: dict[str, Any]) -> dict[str, str]:
     for key in ("config", "method", "simulated", "synthetic_acceptance", "spec_families_present", "k_from_positions"):
         if key in value:
             out[key] = _short(value[key])
-    for group in ("versions", "model", "host"):
+    for group in ("versions", "model", "serving", "draft", "caches", "host"):
         for name, fact in (value.get(group) or {}).items():
             out[f"{group}.{name}"] = _short(fact)
     if value.get("gpus") is not None:

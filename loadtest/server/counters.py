@@ -15,11 +15,29 @@ from typing import Any, Literal, NamedTuple
 
 from loadtest.server.metrics import Page, Sample
 
-Status = Literal["ok", "reset", "new", "vanished"]
+Status = Literal["ok", "reset", "new", "vanished", "unknown"]
 
 PROCESS_START = "process_start_time_seconds"
 CUMULATIVE_SUFFIXES = ("_total", "_bucket", "_count", "_sum")
 """Names of samples that only grow, for pages whose TYPE lines are missing."""
+_BARE = frozenset(
+    f"vllm:{name}"
+    for name in (
+        *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+        *("spec_decode_num_accepted_tokens_per_pos", "spec_decode_num_emitted_tokens"),
+        *("generation_tokens", "prompt_tokens", "num_preemptions", "request_success"),
+        *("prefix_cache_queries", "prefix_cache_hits"),
+    )
+)
+"""Counters that some versions and exporters write without `_total` and without a TYPE line."""
+
+
+def canonical(metric: str, kind: str | None) -> str:
+    """The name that a series is known by: counters end in `_total`, whatever the page calls them."""
+    metric = metric.replace("vllm:gpu_prefix_cache_", "vllm:prefix_cache_")  # vLLM before 0.10
+    if not metric.endswith((*CUMULATIVE_SUFFIXES, "_created", "_info")) and (kind == "counter" or metric in _BARE):
+        return f"{metric}_total"
+    return metric
 
 
 class SeriesKey(NamedTuple):
@@ -43,7 +61,8 @@ class SeriesKey(NamedTuple):
 def series_key(endpoint: str, sample: Sample) -> SeriesKey:
     """The key of one sample scraped at `endpoint`."""
     rest = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in ("engine", "model_name")))
-    return SeriesKey(endpoint, sample.name, sample.labels.get("engine"), sample.labels.get("model_name"), rest)
+    name = canonical(sample.name, sample.kind)
+    return SeriesKey(endpoint, name, sample.labels.get("engine"), sample.labels.get("model_name"), rest)
 
 
 @dataclass(slots=True)
@@ -59,13 +78,22 @@ class Snapshot:
     """Endpoints that answered with a page."""
     failed: dict[str, str] = field(default_factory=dict)
     """Endpoint -> why its scrape failed."""
+    unreadable: set[SeriesKey] = field(default_factory=set)
+    """Series that are there without a value: NaN, infinite, or twice on one page with different values."""
+    damaged: set[str] = field(default_factory=set)
+    """Endpoints whose page had lines that could not be read: a series that is missing there may have existed."""
+
+    _asked: dict[str, int] = field(default_factory=dict)
 
     def add_page(self, endpoint: str, page: Page) -> None:
         """Add what `parse_page` read at `endpoint`."""
         self.endpoints.add(endpoint)
+        if page.broken_lines:
+            self.damaged.add(endpoint)
         for sample in page.samples:
-            self._put(self.values, series_key(endpoint, sample), sample.value)
-            self.kinds.setdefault(sample.name, sample.kind)
+            key = series_key(endpoint, sample)
+            self._put(self.values, key, sample.value)
+            self.kinds.setdefault(key.metric, sample.kind)
         for sample in page.created:
             self._put(self.created, series_key(endpoint, sample), sample.value)
 
@@ -73,23 +101,39 @@ class Snapshot:
         """Add one row of server.arrows (SCRAPE_SCHEMA); the `loadtest:scrape_ok` row says whether it worked."""
         endpoint = row["endpoint"]
         if row["metric"] == "loadtest:scrape_ok":
+            if self._asked.setdefault(endpoint, row["t_ns"]) != row["t_ns"]:
+                self._forget(endpoint)
+                self._asked[endpoint] = row["t_ns"]
             if row["value"]:
                 self.endpoints.add(endpoint)
+                if row["error"]:
+                    self.damaged.add(endpoint)
             else:
                 self.failed[endpoint] = row["error"] or "no reason recorded"
             return
-        if row["value"] is None:
-            return
         labels = tuple(sorted(json.loads(row["labels"]).items())) if row["labels"] not in ("", "{}") else ()
-        key = SeriesKey(endpoint, row["metric"], row["engine"], row["model"], labels)
-        self._put(self.created if key.metric.endswith("_created") else self.values, key, row["value"])
+        key = SeriesKey(endpoint, canonical(row["metric"], row["kind"]), row["engine"], row["model"], labels)
+        value = math.nan if row["value"] is None else row["value"]
+        self._put(self.created if key.metric.endswith("_created") else self.values, key, value)
         if row.get("kind"):
             self.kinds.setdefault(key.metric, row["kind"])
 
-    @staticmethod
-    def _put(target: dict[SeriesKey, float], key: SeriesKey, value: float) -> None:
-        if math.isfinite(value):
+    def _forget(self, endpoint: str) -> None:
+        """An edge that was scraped twice: the later page counts."""
+        self.endpoints.discard(endpoint)
+        self.failed.pop(endpoint, None)
+        self.damaged.discard(endpoint)
+        self.unreadable = {key for key in self.unreadable if key.endpoint != endpoint}
+        for held in (self.values, self.created):
+            for key in [key for key in held if key.endpoint == endpoint]:
+                del held[key]
+
+    def _put(self, target: dict[SeriesKey, float], key: SeriesKey, value: float) -> None:
+        if math.isfinite(value) and key not in self.unreadable and target.get(key, value) == value:
             target[key] = value
+        else:
+            target.pop(key, None)
+            self.unreadable.add(key)
 
 
 def snapshot(pages: Mapping[str, Page], failed: Mapping[str, str] | None = None) -> Snapshot:
@@ -110,7 +154,7 @@ def snapshot_from_rows(rows: Iterable[Mapping[str, Any]]) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SeriesDelta:
-    """Growth of one cumulative series. `delta` is None for a vanished one and a lower bound for a reset one."""
+    """Growth of one cumulative series. `delta` is None for a vanished or unknown one, a lower bound for a reset one."""
 
     key: SeriesKey
     before: float | None
@@ -127,6 +171,7 @@ class Deltas:
     resets: list[str]
     """`<endpoint> engine=<n>`, sorted: their deltas are lower bounds."""
     vanished: list[SeriesKey]
+    """There at the start, not at the end; or without a value at one edge."""
     new: list[SeriesKey]
     missing: dict[str, str]
     """Endpoints without a page at one edge -> why. Sums over all endpoints are then unknown (None)."""
@@ -162,16 +207,21 @@ def subtract(before: Snapshot, after: Snapshot) -> Deltas:
     both = before.endpoints & after.endpoints
     reset_groups = _reset_groups(before, after, both)
     series: dict[SeriesKey, SeriesDelta] = {}
-    for key in before.values.keys() | after.values.keys():
+    for key in before.values.keys() | after.values.keys() | before.unreadable | after.unreadable:
         if key.endpoint in both and _is_cumulative(key.metric, before, after):
             was_reset = (key.endpoint, key.engine) in reset_groups or (key.endpoint, "*") in reset_groups
-            series[key] = _series_delta(key, before.values.get(key), after.values.get(key), was_reset)
+            old, new = before.values.get(key), after.values.get(key)
+            born_unseen = old is None and key.endpoint in before.damaged
+            if key in before.unreadable or key in after.unreadable or (born_unseen and not was_reset):
+                series[key] = SeriesDelta(key, old, new, None, "unknown")
+            else:
+                series[key] = _series_delta(key, old, new, was_reset)
     return Deltas(
         series=series,
         resets=sorted(
             f"{endpoint} engine={engine if engine is not None else '?'}" for endpoint, engine in reset_groups
         ),
-        vanished=sorted((k for k, d in series.items() if d.status == "vanished"), key=str),
+        vanished=sorted((k for k, d in series.items() if d.status in ("vanished", "unknown")), key=str),
         new=sorted((k for k, d in series.items() if d.status == "new"), key=str),
         missing=missing,
         endpoints=both,

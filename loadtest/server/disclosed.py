@@ -39,6 +39,7 @@ KEPT = (
     "kv_cache_dtype",
 )
 """What two configs must have in common to be compared; the rest of vLLM's config is left out."""
+NESTED = ("target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config")
 LOSSLESS_REJECTION = ("standard", "block", "strict", "probabilistic", "rejection_sampler")
 """Rejection samplers that keep the target's distribution. Any other name is reported as lossy."""
 
@@ -62,8 +63,20 @@ def from_server_info(info: Any) -> dict[str, Any]:
             found.update({k: part[k] for k in KEPT if k in part})
     if "speculative_config" in config:
         spec = config["speculative_config"]
-        found["speculative"] = dict(spec) if isinstance(spec, Mapping) else None
+        found["speculative"] = _speculative(spec) if isinstance(spec, Mapping) else None
     return _plain(found)
+
+
+def _speculative(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The speculative config without the nested copies of other configs; of the draft's, `draft` keeps what counts."""
+    kept = {k: v for k, v in spec.items() if k not in NESTED}
+    model, parallel = spec.get("draft_model_config"), spec.get("draft_parallel_config")
+    if isinstance(model, Mapping) and not str(spec.get("method")).startswith(("ngram", "suffix")):
+        draft = {k: model.get(k) for k in ("model", "revision", "dtype", "quantization", "max_model_len")}
+        if isinstance(parallel, Mapping):
+            draft["tensor_parallel_size"] = parallel.get("tensor_parallel_size")
+        kept["draft"] = _plain(draft)
+    return kept
 
 
 def from_log(text: str) -> dict[str, Any]:

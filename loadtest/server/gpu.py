@@ -36,6 +36,13 @@ def memory_used_mib() -> float | None:
     return sum(u for u in used if u is not None) if used and None not in used else None
 
 
+def memory_free_mib() -> list[tuple[int, float, float]] | None:
+    """(index, free, total) of each GPU, MiB; None where it is not known."""
+    rows = [[_number(cell) for cell in row] for row in _query(("index", "memory.free", "memory.total")) or []]
+    known = [(int(r[0]), float(r[1]), float(r[2])) for r in rows if r[0] is not None and r[1] is not None and r[2]]
+    return known if rows and len(known) == len(rows) else None
+
+
 def _query(fields: Sequence[str]) -> list[list[str]] | None:
     argv = ["nvidia-smi", *_visible(), f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:

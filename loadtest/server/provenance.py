@@ -14,6 +14,7 @@ from loadtest.server.gpu import gpus
 from loadtest.server.host import host_facts
 from loadtest.server.launch import is_local
 from loadtest.server.metrics import parse_page
+from loadtest.server.modelfolder import read_folder
 from loadtest.server.probe import Answer, ask
 from loadtest.server.proof import Source, asked_for, prove
 from loadtest.server.ready import models_of
@@ -24,6 +25,12 @@ NOT_FACTS = (
     "spec_families_present", "k_from_positions",
 )  # fmt: skip
 """Told elsewhere, or free to differ between replicas."""
+SERVING = (
+    "dtype", "quantization", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "enable_prefix_caching", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
+    "gpu_memory_utilization", "seed",
+)  # fmt: skip
+"""How the target is served: must be equal between configs that are compared, as far as a server tells."""
 PROBE_TIMEOUT_S = 120.0
 """The first request of a fresh vLLM compiles kernels: up to 20 s were seen on two cores."""
 
@@ -97,7 +104,10 @@ def collect(
             "root": merged.get("model"),
             "max_model_len": merged.get("max_model_len"),
             "revision": merged.get("revision"),
+            **_local_model(merged.get("model"), local),
         },
+        "serving": {key: merged.get(key) for key in SERVING},
+        "draft": _draft(speculative, local),
         "started_by_us": server.started_by_us,
         "base_urls": list(server.base_urls),
         "metrics_urls": list(server.metrics_urls),
@@ -110,6 +120,24 @@ def collect(
         "lossy_modes": sorted({*lossy_modes(speculative), *lossy_modes(config.speculative)}),
         "notes": [f"{url}: {a.seen()}" for url, a in zip(server.metrics_urls, pages, strict=True) if a.status != 200],
     }
+
+
+def _local_model(model: Any, local: bool) -> JsonDict:
+    """Digests of config.json, chat template and token table of a folder here; null for any other model."""
+    facts = read_folder(model) if local and isinstance(model, str) else None
+    return {
+        "architecture_sha256": None if facts is None else facts.config_sha256,
+        "chat_template_sha256": None if facts is None else facts.chat_template_sha256,
+        "tokenizer_sha256": None if facts is None else facts.tokenizer_sha256,
+    }
+
+
+def _draft(speculative: Any, local: bool) -> JsonDict | None:
+    """The draft's own facts, null without a model that drafts."""
+    if not isinstance(speculative, Mapping) or not isinstance(speculative.get("draft"), Mapping):
+        return None
+    told = dict(speculative["draft"])
+    return {**told, **_local_model(told.get("model"), local)}
 
 
 def require_no_contradiction(provenance: Mapping[str, Any]) -> None:

@@ -89,4 +89,4 @@ def _row(head: tuple[Any, ...], endpoint: str, sample: Sample, kind: str) -> tup
     key = series_key(endpoint, sample)
     value = None if math.isnan(sample.value) else sample.value
     labels = json.dumps(dict(key.labels), ensure_ascii=False, sort_keys=True) if key.labels else "{}"
-    return (*head, key.metric, kind, labels, key.engine, key.model, value, None)
+    return (*head, sample.name, kind, labels, key.engine, key.model, value, None)

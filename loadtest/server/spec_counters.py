@@ -53,6 +53,12 @@ class SpecDelta:
     """True where every endpoint answered at both edges, nothing vanished and nothing was reset."""
     notes: tuple[str, ...]
     """What a reader must know, in words."""
+    model: str | None = None
+    """The model_name whose series were summed; None: all of them."""
+
+    def fits(self, key: SeriesKey) -> bool:
+        """Whether a series belongs to the model of these sums."""
+        return _fits(key, self.model)
 
 
 def positions_k(snapshot: Snapshot, model: str | None = None) -> int | None:
@@ -74,7 +80,7 @@ def spec_delta(deltas: Deltas, after: Snapshot, model: str | None = None) -> Spe
     series of other names exist, those are used if they agree on one name, and a note says so.
     """
     keys = [k for k in after.values if k.metric.startswith(SPEC_PREFIX)]
-    keys += [k for k in deltas.vanished if k.metric.startswith(SPEC_PREFIX)]
+    keys += [k for k in deltas.vanished if k.metric.startswith(SPEC_PREFIX) and k not in after.values]
     model, notes = _choose_model(keys, model)
     mine = [k for k in keys if _fits(k, model)]
     names = {k.metric for k in mine}
@@ -88,7 +94,8 @@ def spec_delta(deltas: Deltas, after: Snapshot, model: str | None = None) -> Spe
     resets = tuple(r for r in deltas.resets if _concerns(r, mine))
     notes += [f"counter_reset: {r}: the sums are a lower bound" for r in resets]
     gone = sorted({f"{k.endpoint} engine={k.engine}" for k in deltas.vanished if k in set(mine)})
-    notes += [f"series_vanished: {g}: the sums are unknown" for g in gone]
+    notes += [f"series_vanished: {g}: not there or without a value at an edge: the sums are unknown" for g in gone]
+    notes += [f"engine_added: {a} began inside the span" for a in _added(deltas, mine)]
 
     def total(metric: str) -> float | None:
         return deltas.total(metric, lambda k: _fits(k, model))
@@ -105,6 +112,7 @@ def spec_delta(deltas: Deltas, after: Snapshot, model: str | None = None) -> Spe
         resets=resets,
         complete=schema != "absent" and not (deltas.missing or resets or gone),
         notes=tuple(notes),
+        model=model,
     )
 
 
@@ -164,6 +172,14 @@ def _why_absent(after: Snapshot) -> list[str]:
         else:
             notes.append(f"{endpoint}: no spec series: the engine runs without speculative decoding")
     return notes
+
+
+def _added(deltas: Deltas, keys: Iterable[SeriesKey]) -> list[str]:
+    """Engines all of whose series are new, beside others that were there before."""
+    wanted = set(keys)
+    old = {(k.endpoint, k.engine) for k, d in deltas.series.items() if k in wanted and d.status != "new"}
+    new = {(k.endpoint, k.engine) for k, d in deltas.series.items() if k in wanted and d.status == "new"}
+    return sorted(f"{endpoint} engine={engine}" for endpoint, engine in new - old) if old else []
 
 
 def _concerns(reset: str, keys: Iterable[SeriesKey]) -> bool:

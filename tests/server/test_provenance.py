@@ -151,7 +151,11 @@ def test_an_attached_server_without_dev_mode(replica, tmp_path):
     assert facts["dtype"] == "unknown"
     assert facts["model"] == facts["max_model_len"] == "proven"
     assert found["contradictions"] == []
-    assert found["model"] == {"id": "gemma", "root": "models/gemma3-270m", "max_model_len": 2048, "revision": None}
+    told = {"id": "gemma", "root": "models/gemma3-270m", "max_model_len": 2048, "revision": None}
+    unread = dict.fromkeys(("architecture_sha256", "chat_template_sha256", "tokenizer_sha256"))
+    assert found["model"] == told | unread, "a folder that is not here is not guessed at"
+    assert set(found["serving"].values()) == {None}
+    assert found["draft"] is None
     assert not any(path.endswith("completions") for path, _ in web.seen), "nothing is generated on foreign servers"
     json.dumps(found, allow_nan=False)
 
