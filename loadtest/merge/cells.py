@@ -150,7 +150,9 @@ def acceptance_columns(rows: RowSums, window: SpecDelta | None, window_deltas: D
             "ctr_draft_tokens": window.draft_tokens,
             "ctr_accepted_tokens": window.accepted,
             "ctr_accepted_per_pos": None if window.accepted_per_pos is None else list(window.accepted_per_pos),
-            "ctr_generation_tokens": None if window_deltas is None else window_deltas.total(GENERATION_TOKENS),
+            "ctr_generation_tokens": None
+            if window_deltas is None
+            else window_deltas.total(GENERATION_TOKENS, window.fits),
             "ctr_schema": window.schema,
             "ctr_emitted_tokens": window.emitted,
             "ctr_engines": window.engines,
@@ -269,12 +271,17 @@ def _explain(rows: RowSums, residual: float | None, counted: float | None) -> tu
     )
 
 
-def server_columns(view: ServerView, files: CellFiles) -> tuple[Row, Deltas | None, SpecDelta | None, Row]:
-    """Server figures of the window; (columns, window deltas, window speculation, cell reconciliation inputs)."""
+def server_columns(
+    view: ServerView, files: CellFiles, model: str | None = None
+) -> tuple[Row, Deltas | None, SpecDelta | None, Row]:
+    """Server figures of the window; (columns, window deltas, window speculation, cell reconciliation inputs).
+
+    `model`: the one name in the responses, None where they name none or several.
+    """
     window = view.span("window_start", "window_end")
     whole = view.span("idle_start", "idle_end")
-    spec = None if window is None else spec_delta(window, view.edges["window_end"])
-    cell_spec = None if whole is None else spec_delta(whole, view.edges["idle_end"])
+    spec = None if window is None else spec_delta(window, view.edges["window_end"], model)
+    cell_spec = None if whole is None else spec_delta(whole, view.edges["idle_end"], model)
     queries, hits = (None if window is None else window.total(m) for m in (PREFIX_QUERIES, PREFIX_HITS))
     out: Row = {
         "prefix_cache_queries": queries,

@@ -177,7 +177,8 @@ class _Merge:
         files.unclosed += [raw.path.name for raw in raws if not raw.torn and not raw.closed]
 
     def _figures(self, view: ServerView, rows: RowSums, files: columns.CellFiles) -> dict[str, Any]:
-        server, window, spec, whole = columns.server_columns(view, files, next(iter(rows.models)) if len(rows.models) == 1 else None)
+        model = next(iter(rows.models)) if len(rows.models) == 1 else None
+        server, window, spec, whole = columns.server_columns(view, files, model)
         return {
             **columns.count_columns(rows, files),
             **columns.latency_columns(rows),

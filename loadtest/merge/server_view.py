@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadtest.merge.join import FloatArray, IntArray, combine
-from loadtest.server.counters import Deltas, Snapshot, subtract
+from loadtest.server.counters import Deltas, Snapshot, canonical, subtract
 from loadtest.server.scrapes import SCRAPE_OK
 from loadtest.server.spec_counters import ACCEPTED, DRAFT_TOKENS, DRAFTS, histogram_bounds
 
@@ -34,7 +34,7 @@ HISTOGRAMS = {
 
 _GAUGES = (RUNNING, WAITING, KV_CACHE, KV_CACHE_V0)
 _WATCHED = (GENERATION_TOKENS, DRAFTS, DRAFT_TOKENS, ACCEPTED)
-_WANTED = pa.array([*_GAUGES, *_WATCHED, SCRAPE_OK])
+_WANTED = pa.array([*_GAUGES, *_WATCHED, *(m.removesuffix("_total") for m in _WATCHED), SCRAPE_OK])
 
 SeriesId = tuple[str, str | None, str | None, str]  # endpoint, engine, model, labels
 
@@ -89,7 +89,8 @@ class ServerView:
             self.edge_errors.append(f"{row['edge']} {endpoint}: {row['error'] or 'no reason recorded'}")
 
     def _add_value(self, row: dict[str, object]) -> None:
-        metric, value = str(row["metric"]), float(str(row["value"]))
+        metric = canonical(str(row["metric"]), None if row["kind"] is None else str(row["kind"]))
+        value = float(str(row["value"]))
         engine = None if row["engine"] is None else str(row["engine"])
         model = None if row["model"] is None else str(row["model"])
         series: SeriesId = (str(row["endpoint"]), engine, model, str(row["labels"]))

@@ -310,14 +310,18 @@ def stream(world: World, number: str) -> Seen:
 
 
 def late_ms(run: Run, name: str, first: dict[str, Any]) -> float:
-    """How much later than scheduled the replay server wrote, counted from the client's send: its own jitter."""
+    """How far this exchange may be off on a busy machine, beside the loopback's own time.
+
+    How much later than scheduled the replay server wrote, counted from the client's send; and how late the client read,
+    because what comes in while it stalls is read together and bears the last stamp (the row says so).
+    """
     played = next(entry for entry in run.log if entry["name"] == name)
     planned = run.scripts[name]["chunks"]
     late = [
         (wrote - first["send_ns"]) / 1e6 - chunk["t_ms"]
         for wrote, chunk in zip(played["chunks_ns"], planned, strict=True)
     ]
-    return max(late, default=0.0)
+    return max(late, default=0.0) + (first["client_lag_us"] or 0) / 1000
 
 
 def preempted(world: World, number: str) -> Seen:
