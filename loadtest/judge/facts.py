@@ -93,6 +93,9 @@ def rows(facts: Facts) -> str | None:
     sent, found = value(facts, "sent"), value(facts, "rows")
     if missing is None or missing != 0:
         return f"rows the workers sent minus rows in the files: {plain(missing)}"
+    extra = value(facts, "worker_rows_extra")
+    if extra:
+        return f"{extra:g} rows more than the workers sent"
     if sent is None or found != sent:
         return f"{plain(found)} request rows, but {plain(sent)} requests were sent in the window"
     return None

@@ -24,7 +24,12 @@ FAULTS: dict[str, list[dict[str, Any]]] = {
     "cell_not_done": [{"state": "unfinished"}, {"state": "failed", "state_reason": "out of memory"}, {"state": None}],
     "no_requests": [{"sent": 0}, {"sent": None}],
     "worker_missing": [{"workers_reported": 0}, {"workers_reported": None}, {"workers_expected": None}],
-    "rows_missing": [{"worker_rows_missing": 3}, {"worker_rows_missing": None}, {"sent": 1001}],
+    "rows_missing": [
+        {"worker_rows_missing": 3},
+        {"worker_rows_missing": None},
+        {"sent": 1001},
+        {"worker_rows_extra": 2},
+    ],
     "torn_file": [{"torn_files": ["worker-0.arrows"]}, {"torn_files": None}],
     "duplicate_request_ids": [{"duplicate_request_ids": 1}, {"duplicate_request_ids": None}],
     "merged_reads": [{"coalesced_share": 0.002}, {"coalesced_share": None}, {"coalesced_share": float("nan")}],
