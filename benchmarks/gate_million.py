@@ -39,7 +39,7 @@ SLOS = [
 
 
 def table(schema: pa.Schema, n: int, values: dict[str, Any]) -> pa.Table:
-    """n rows; a value that is no sequence fills its column, a missing one is null (0 or "" where that is not allowed)."""
+    """n rows; a value that is no sequence fills its column, a missing one is null, or 0 or "" where it must not be."""
     columns = []
     for f in schema:
         value = values.get(f.name)
