@@ -126,6 +126,28 @@ def run(plan: Path | None, out: Path, resume: Path | None, no_gate: bool, on_inc
 
 
 @cli.command()
+@click.argument("plan", type=PLAN)
+@click.option("--out", type=RUN, default=Path("reports"), show_default=True, help="Folder that gets the run folder.")
+@click.option("--requests", type=click.IntRange(min=1), help="Prompts of each mix; all of them if left out.")
+def probe(plan: Path, out: Path, requests: int | None) -> None:
+    """Ask the configs of PLAN one prompt at a time, not streaming, and print whole-request times per kind of task.
+
+    \b
+    Example: loadtest probe plan.toml --requests 20
+    This is no load test: it tells nothing about TTFT, TPOT or serving throughput, and passes no gate.
+    Exit codes: 0 all cells were measured, 1 some were not.
+    """
+    from loadtest.merge.read import open_run
+    from loadtest.report.labels import write_labels
+    from loadtest.run import prepare_probe
+
+    folder = prepare_probe(plan, out, requests)
+    code = _measure(folder, gate_it=False)
+    click.echo(write_labels(folder.path, open_run(folder.path)))
+    sys.exit(code)
+
+
+@cli.command()
 @click.argument("run", type=RUN)
 def merge(run: Path) -> None:
     """Turn the raw files of RUN into Parquet and .hlog. Reads raw files only; can be repeated at any time.

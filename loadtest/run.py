@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -24,10 +25,11 @@ from loadtest.errors import (
     StartError,
 )
 from loadtest.load.launch import locust_argv, locust_env
-from loadtest.model import LoadJob, to_json
-from loadtest.plan.cells import client_spec, expand, slos, target_spec
+from loadtest.model import Cell, ClientSpec, ConfigSpec, LoadJob, Slo, to_json
+from loadtest.plan.cells import client_spec, expand, expand_probe, slos, target_spec
 from loadtest.plan.loader import load_plan
-from loadtest.plan.prompts import write_prompts
+from loadtest.plan.prompts import load_mixes, write_prompts
+from loadtest.plan.schema import Plan
 from loadtest.progress import Reporter
 from loadtest.run_folder import RunFolder, ServerStart, new_folder, write_facts, write_json
 from loadtest.server.attach import attach
@@ -69,16 +71,39 @@ def prepare(plan_file: Path, root: Path) -> RunFolder:
     """Validate a plan and make its run folder. Raises PlanError and DatasetError before anything starts."""
     plan = load_plan(plan_file)
     path = new_folder(root, plan.name)
-    configs, cells = expand(plan, run_nonce=path.name)
+    return _write(plan, plan_file, path, expand(plan, run_nonce=path.name), client_spec(plan), slos(plan))
+
+
+def prepare_probe(plan_file: Path, root: Path, requests: int | None = None) -> RunFolder:
+    """The run folder of a sequential probe: every prompt once, or `requests` per mix. Errors as `prepare`.
+
+    Nothing streams, so there is no first token and no time per token; the criteria of the plan do not apply.
+    """
+    plan = load_plan(plan_file)
+    counts = {m.name: min(requests or len(m.prompts), len(m.prompts)) for m in load_mixes(plan)}
+    path = new_folder(root, f"{plan.name}-probe")
+    expanded = expand_probe(plan, counts, run_nonce=path.name)
+    return _write(plan, plan_file, path, expanded, replace(client_spec(plan), stream=False), [])
+
+
+def _write(
+    plan: Plan,
+    plan_file: Path,
+    path: Path,
+    expanded: tuple[list[ConfigSpec], list[Cell]],
+    client: ClientSpec,
+    criteria: list[Slo],
+) -> RunFolder:
+    configs, cells = expanded
     run = write_facts(
         path,
         plan_file,
         plan=plan.model_dump(mode="json"),
         target=target_spec(plan),
-        client=client_spec(plan),
+        client=client,
         configs=configs,
         cells=cells,
-        slos=slos(plan),
+        slos=criteria,
     )
     prompt_files, mix_weights = write_prompts(plan, run.path)
     run.update(prompt_files=prompt_files, mix_weights={k: list(v) for k, v in mix_weights.items()})

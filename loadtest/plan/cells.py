@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -30,6 +30,24 @@ def expand(plan: Plan, *, run_nonce: str = "") -> tuple[list[ConfigSpec], list[C
         for spec in block:
             for mix, sampling, kind, value in _settings(plan):
                 cells.append(_cell(plan, len(cells), spec, mix, sampling, kind, value, repeat, run_nonce))
+    width = max(3, len(str(len(cells) - 1)))
+    return specs, [_named(cell, width) for cell in cells]
+
+
+def expand_probe(
+    plan: Plan, requests: Mapping[str, int], *, run_nonce: str = ""
+) -> tuple[list[ConfigSpec], list[Cell]]:
+    """All configs and the cells of a sequential probe: one user, `requests[mix]` requests, one repeat.
+
+    Config by config, greedy before sampled, mix by mix; prompts, order and salt are equal for all configs.
+    """
+    specs = config_specs(plan)
+    cells: list[Cell] = []
+    for spec in specs:
+        for sampling in sampling_specs(plan):
+            for mix in plan.mix:
+                cell = _cell(plan, len(cells), spec, mix.name, sampling, "sequential", 1.0, 1, run_nonce)
+                cells.append(replace(cell, measure_s=None, measure_requests=requests[mix.name]))
     width = max(3, len(str(len(cells) - 1)))
     return specs, [_named(cell, width) for cell in cells]
 

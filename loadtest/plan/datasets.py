@@ -280,8 +280,10 @@ def _array(path: Path, text: str, start: int) -> Iterator[tuple[int, int, Any]]:
             break
         position = _skip_space(text, position + 1)
     line += text.count("\n", counted, position)
-    rest = text[_skip_space(text, position + 1) :] if mark == "]" else ""
+    after = _skip_space(text, position + 1)
+    rest = mark == "]" and after < len(text)
     if mark != "]" or rest:
+        line += text.count("\n", position, after) if rest else 0
         problem = "more text after the array's end" if rest else "the array is not closed: ',' or ']' expected"
         raise DatasetError(f"{path}: line {line}: {problem}")
 
