@@ -166,6 +166,14 @@ class Cell:
     """Budget of a window that ends by number of requests."""
 
     @property
+    auto: bool = False
+    """`measure_requests` is a budget: the window ends before it once `stop.json` says that every criterion is certain."""
+    think_time_s: float = 0.0
+    """Mean pause of a user between the turns of a conversation."""
+    ramp: tuple[tuple[float, float, float], ...] = ()
+    """Of a ramp: (rate at its start, rate at its end, seconds) of each step."""
+    trace_file: str | None = None
+    """Of a trace: path below the run folder of its arrivals, one offset in seconds per line."""
     def load(self) -> str:
         """Label of the load as it stands in the cell id, for example `c8` or `poisson4`."""
         prefix = {"closed": "c", "sequential": "seq"}.get(self.load_kind, self.load_kind)

@@ -63,12 +63,20 @@ def plan_looks(budget: int, q: float, confidence: float, count: int = LOOKS) -> 
     return tuple(int(n) for n in looks)
 
 
-def boundaries(looks: Sequence[int], q: float, confidence: float) -> Boundary:
-    """Exact boundaries for these looks; the chance of a wrong PASS, and of a wrong FAIL, is at most 1 - confidence."""
+def spent(n: int, budget: int, confidence: float) -> float:
+    """Error allowed up to a look at n effective requests, of the whole 1 - confidence."""
+    return (1.0 - confidence) * min(1.0, n / budget) ** POWER
+
+
+def boundaries(looks: Sequence[int], q: float, confidence: float, budget: int | None = None) -> Boundary:
+    """Exact boundaries for these looks; the chance of a wrong PASS, and of a wrong FAIL, is at most 1 - confidence.
+
+    budget: where it is not the last look (a cell that ended short of it); the last look spends all that is left.
+    """
     if not looks or any(b <= a for a, b in zip((0, *looks), looks, strict=False)):
         raise ValueError(f"looks must rise and be positive, got {tuple(looks)}")
-    alpha, budget = 1.0 - confidence, looks[-1]
-    spend = [alpha * (n / budget) ** POWER for n in looks]
+    alpha = 1.0 - confidence
+    spend = [*(spent(n, budget or looks[-1], confidence) for n in looks[:-1]), alpha]
     return Boundary(tuple(looks), _pass_side(looks, 1.0 - q, spend), _fail_side(looks, 1.0 - q, spend))
 
 

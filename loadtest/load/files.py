@@ -39,6 +39,18 @@ def is_finished(job: LoadJob, cell: Cell) -> bool:
     return (cell_folder(job, cell) / "done.json").is_file()
 
 
+def read_stop(folder: Path) -> dict[str, Any] | None:
+    """`stop.json` of an `auto` cell: the orchestrator asks for the end of the window; None: not (yet).
+
+    The file comes by one rename, so it is whole. Only its looks are kept; the window's end is the master's own.
+    """
+    try:
+        value = orjson.loads((folder / "stop.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    return value if isinstance(value, dict) else {}
+
+
 def begin_cell(job: LoadJob, cell: Cell) -> Path:
     """Makes the cell's folder with `cell.json` first and the server's provenance.
 

@@ -16,11 +16,11 @@ import gevent
 from locust import LoadTestShape
 
 from loadtest.errors import EXIT_CRASH, EXIT_PASS, LoadError
-from loadtest.load.arrivals import OPEN_KINDS
-from loadtest.load.files import begin_cell, is_finished, write_json
+from loadtest.load.files import begin_cell, is_finished, read_stop, write_json
 from loadtest.load.master import CellAbortedError, Master
 from loadtest.load.protocol import FINAL_GRACE_S, WINDOW_LEAD_NS
 from loadtest.load.recorder import Recorder
+from loadtest.load.schedule import OPEN_KINDS
 from loadtest.load.scrapelink import ScrapeLink
 from loadtest.model import SCHEMA_VERSION, Cell, LoadJob
 
@@ -64,6 +64,7 @@ class CellConductor:
         self.start_ns = self.end_ns = 0
         self.folder: Path | None = None
         self.recorder: Recorder | None = None
+        self.stop: dict[str, Any] | None = None
 
     def run(self) -> int:
         """Measures the cell. -> rows. Whatever ends it early leaves `unfinished.json` instead of `done.json`."""
@@ -85,7 +86,7 @@ class CellConductor:
             self.notes.append(f"scraper: {problem}")
         self.recorder = Recorder(folder)
         sha256 = self.master.send_mix(self.cell.mix, *load_mix(self.job, self.cell.mix))
-        self.master.prepare(self.cell, self.job, sha256, self.recorder)
+        self.master.prepare(self.cell, self.job, sha256, self.recorder, load_trace(self.job, self.cell))
 
     def set_users(self, users: int) -> None:
         """Has Locust keep exactly this many users; they wait at the gate."""
@@ -120,12 +121,18 @@ class CellConductor:
         if cell.measure_s is None and wanted is not None and self.recorder is not None:
             recorder = self.recorder
             left_s = (self.end_ns - time.time_ns()) / 1e9
-            if master.wait(lambda: recorder.measured >= wanted, left_s):
+            if master.wait(lambda: recorder.measured >= wanted or self.told_to_stop(), left_s):
                 self.end_window()
             else:
                 self.notes.append(f"{recorder.measured} of {wanted} requests within {cell.max_measure_s:g} s")
         master.sleep_until(self.end_ns)
         self.edge("window_end")
+
+    def told_to_stop(self) -> bool:
+        """Whether the orchestrator has found every criterion of an `auto` cell certain (see `read_stop`)."""
+        if self.cell.auto and self.stop is None and self.folder is not None:
+            self.stop = read_stop(self.folder)
+        return self.stop is not None
 
     def end_window(self) -> None:
         """Moves the end of the window to just ahead of now."""
@@ -139,6 +146,7 @@ class CellConductor:
             raise CellAbortedError("the cell was never begun")
         grace_s = cell.drain_s + FINAL_GRACE_S + self.job.client.connect_timeout_s
         left_s = max(0.0, (self.end_ns - time.time_ns()) / 1e9) + grace_s
+        master.drain(cell, left_s - FINAL_GRACE_S)
         if not master.wait(lambda: set(master.finals) >= set(master.workers), left_s):
             silent = sorted(set(master.workers) - set(master.finals))
             for index in silent:
@@ -201,6 +209,7 @@ class CellConductor:
             "clock_offset": {**clock, "max_step_us": max(steps)},
             "edges": self.edges,
             "notes": self.notes,
+            "auto": {"budget": self.cell.measure_requests, "stop": self.stop} if self.cell.auto else None,
         }
 
 
@@ -209,6 +218,8 @@ def users_needed(cell: Cell) -> int:
     if cell.load_kind in OPEN_KINDS:
         if not cell.load_value > 0:
             raise LoadError(f"cell {cell.cell_id}: the rate must be above 0 per second: {cell.load_value}")
+        if (cell.load_kind == "ramp" and not cell.ramp) or (cell.load_kind == "trace" and not cell.trace_file):
+            raise LoadError(f"cell {cell.cell_id}: a {cell.load_kind} without its steps or arrivals cannot be driven")
         return 0
     if cell.load_kind == "sequential":
         return 1
@@ -227,6 +238,11 @@ def load_mix(job: LoadJob, mix: str) -> tuple[bytes, bytes, tuple[float, ...]]:
     warmup = job.prompt_files.get(f"{mix}.warmup")
     weights = tuple(job.mix_weights.get(mix, (1.0,)))
     return (run_dir / job.prompt_files[mix]).read_bytes(), (run_dir / warmup).read_bytes() if warmup else b"", weights
+
+
+def load_trace(job: LoadJob, cell: Cell) -> bytes:
+    """The arrivals of a trace as bytes of their file; empty for other cells."""
+    return (Path(job.run_dir) / cell.trace_file).read_bytes() if cell.trace_file else b""
 
 
 class Stages(LoadTestShape):

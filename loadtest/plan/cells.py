@@ -157,6 +157,7 @@ def _cell(
         measure_requests=auto_requests(slos(plan)) if measure.auto else measure.requests,
         drain_s=plan.load.drain,
         max_measure_s=plan.load.budget,
+        auto=measure.auto,
     )
 
 
