@@ -52,13 +52,13 @@
 
   const byConfig = (rs) => configs.map((c) => [c, rs.filter((r) => r.config === c).sort((a, b) => a.value - b.value)]).filter(([, r]) => r.length);
   const kindOf = Object.fromEntries(data.rows.map((r) => [r.load, r.kind]));
-  // One kind of load: a log axis in its unit. Several: they share no unit, so their labels stand side by side.
+  // One kind of load: a log axis in its unit. Several share no unit: their labels stand side by side, without lines.
   const loadAxis = (rs) => {
     const kinds = uniq(rs.map((r) => kindOf[r.load]));
-    if (kinds.length > 1) return { of: (r) => r.load, axis: { type: "category", categoryorder: "array", categoryarray: uniq(data.rows.map((r) => r.load)), title: "load" } };
+    if (kinds.length > 1) return { of: (r) => r.load, mode: "markers", axis: { type: "category", categoryorder: "array", categoryarray: uniq(data.rows.map((r) => r.load)), title: "load" } };
     const values = uniq(rs.map((r) => r.value)).sort((a, b) => a - b);
     const name = ["poisson", "constant"].includes(kinds[0]) ? `requests sent per second (${kinds[0]})` : kinds[0] === "trace" ? "speed of the trace" : "concurrency (requests in flight)";
-    return { of: (r) => r.value, axis: { type: "log", tickvals: values, ticktext: values.map(String), title: name } };
+    return { of: (r) => r.value, mode: "lines+markers", axis: { type: "log", tickvals: values, ticktext: values.map(String), title: name } };
   };
   const nines = [0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999];
 
@@ -80,12 +80,12 @@
     const x = loadAxis(rows);
     const least = (rs) => `point estimates, n ${Math.min(...rs)} to ${Math.max(...rs)} requests (hover for each)`;
     const known = rows.filter((r) => r.tok_s !== null);
-    draw("chart-throughput", byConfig(known).map(([c, r]) => ({ x: r.map(x.of), y: r.map((p) => p.tok_s), name: esc(c), mode: "lines+markers", line: line(c), marker: marks(c, r, () => false),
+    draw("chart-throughput", byConfig(known).map(([c, r]) => ({ x: r.map(x.of), y: r.map((p) => p.tok_s), name: esc(c), mode: x.mode, line: line(c), marker: marks(c, r, () => false),
       customdata: r.map((p) => [esc(p.load), p.n]), hovertemplate: "%{customdata[0]}: %{y:.1f} tok/s (n=%{customdata[1]})" })),
       "Output throughput by load", `${where}; ${known.length ? least(known.map((r) => r.n)) : ""}`, x.axis, { title: "output tokens per second" });
 
     const tails = rows.filter((r) => r.latency[metric].p99 !== null);
-    draw("chart-tail", byConfig(tails).map(([c, r]) => ({ x: r.map(x.of), y: r.map((p) => p.latency[metric].p99 / 1000), name: esc(c), mode: "lines+markers", line: line(c), marker: marks(c, r, (p) => p.latency[metric].n < data.claim_p99),
+    draw("chart-tail", byConfig(tails).map(([c, r]) => ({ x: r.map(x.of), y: r.map((p) => p.latency[metric].p99 / 1000), name: esc(c), mode: x.mode, line: line(c), marker: marks(c, r, (p) => p.latency[metric].n < data.claim_p99),
       customdata: r.map((p) => [esc(p.load), p.latency[metric].n]), hovertemplate: "%{customdata[0]}: %{y:.3f} ms (n=%{customdata[1]})" })),
       `${metric} P99 by load`, `${where}; point estimates; open marker: n below ${data.claim_p99}, too few to claim a P99`, x.axis, { title: `${metric} P99 (ms)` });
 
@@ -95,10 +95,10 @@
       return { ...r, y: faster(r, r.estimate), ends: ends.includes(null) ? null : ends };
     });
     const rx = loadAxis(ratios);
-    draw("chart-ratio", byConfig(ratios).map(([c, r]) => ({ x: r.map(rx.of), y: r.map((p) => p.y), name: esc(c), mode: "lines+markers", line: line(c), marker: marks(c, r, (p) => !p.trusted),
+    draw("chart-ratio", byConfig(ratios).map(([c, r]) => ({ x: r.map(rx.of), y: r.map((p) => p.y), name: esc(c), mode: rx.mode, line: line(c), marker: marks(c, r, (p) => !p.trusted),
       error_y: { type: "data", symmetric: false, thickness: 1.5, color: color(c), array: r.map((p) => (p.ends ? p.ends[1] - p.y : null)), arrayminus: r.map((p) => (p.ends ? p.y - p.ends[0] : null)) },
       customdata: r.map((p) => [esc(p.load), p.n, p.ends ? `${p.ends[0].toFixed(3)} to ${p.ends[1].toFixed(3)} at ${p.confidence * 100} %` : "no interval"]), hovertemplate: "%{customdata[0]}: %{y:.3f} times as fast, %{customdata[2]} (n=%{customdata[1]} prompts)" })),
-      `Speed-up over the baseline: ${ratioNames[ratio] || ratio}`, ratios.length ? `${where}; paired, ${ratios[0].confidence * 100} % intervals, n ${Math.min(...ratios.map((r) => r.n))} to ${Math.max(...ratios.map((r) => r.n))} prompts; open marker: does not count` : where, rx.axis, { title: "times as fast as the baseline" },
+      `Speed-up in ${ratioNames[ratio] || ratio}`, ratios.length ? `${where}; paired, ${ratios[0].confidence * 100} % intervals, n ${Math.min(...ratios.map((r) => r.n))} to ${Math.max(...ratios.map((r) => r.n))} prompts; open marker: does not count` : where, rx.axis, { title: "times as fast as the baseline" },
       ratios.length ? { shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { dash: "dot", width: 1.5, color: "#5b6876" } }] } : {});
 
     const survived = atLoad.filter((r) => r.survival.length);
@@ -113,7 +113,7 @@
     const corner = (x, y, text) => ({ text: `<i>${text}</i>`, showarrow: false, xref: "paper", yref: "paper", x, y, xanchor: x ? "right" : "left", yanchor: y ? "top" : "bottom", font: { color: "#5b6876", size: 12 } });
     draw("chart-tasks", drafted.flatMap((r) => [task(r.config, `${esc(r.config)} (n=${r.tasks[0].n})`, r.tasks.slice(0, 1), 14, true),
       { ...task(r.config, "", r.tasks.slice(1), 9, false), showlegend: false }]),
-      "Guesses rarely, or guesses wrong?", `${where}, ${load}; point estimates; filled: whole mix, open: one kind of task (hover for name, n)`,
+      "Guesses rarely, or guesses wrong?", `${where}, ${load}; point estimates; filled: whole mix, open: a kind of task`,
       { title: "coverage: share of output tokens from drafted steps (%)", range: [-3, 108] }, { title: "acceptance A/D (%)", range: [-3, 108] },
       drafted.length ? { annotations: [corner(0, 1, "right, but rarely guesses"), corner(1, 1, "guesses often and right"), corner(0, 0, "rarely guesses, and wrong"), corner(1, 0, "guesses often, often wrong")] } : {});
   }

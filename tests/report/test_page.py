@@ -17,6 +17,7 @@ from loadtest.judge.verdict import RatioEstimate, Reason, Verdict
 from loadtest.merge.read import RunData, open_run
 from loadtest.model import NOT_MEASURED
 from loadtest.report import html
+from loadtest.report.charts import embed
 from loadtest.report.manager import write_reports
 from loadtest.report.tables import Row, build_rows
 from tests.merge.make_run import NGRAM
@@ -115,6 +116,15 @@ def test_charts_get_the_figures_of_the_table(world: tuple[RunData, Verdict], row
     assert drawn["ngram-4"]["curve"]["chunk_gap"] == [[], []]
 
 
+def test_figures_cannot_leave_their_script_element() -> None:
+    """A kind of task may be called anything; JSON reads it back unchanged."""
+    nasty = {"</script><!-- <script>": "\u2028&"}
+    text = embed(nasty)
+
+    assert not set(text) & set("<>&\u2028")
+    assert json.loads(text) == nasty
+
+
 def test_a_page_without_javascript_or_unpacking_explains_itself(world: tuple[RunData, Verdict]) -> None:
     """The tables carry every figure; empty frames and dead pickers stay hidden until the charts are there."""
     page = page_of(world[0])
@@ -177,6 +187,7 @@ def test_a_browser_draws_six_charts_and_runs_nothing_else(hostile: RunData, tmp_
     assert body is not None
     assert 'data-charts="drawn"' in body.group()
     assert "hacked" not in body.group()
+    assert re.search(r'class="legendtext"[^>]*>n\|&lt;b&gt;x&lt;img src=x', dom)
     assert len(re.findall(r'<div id="chart-[a-z]+" class="chart js-plotly-plot"', dom)) == 6
     assert dom.count("SIMULATED – ") >= 6
     assert "concurrency (requests in flight)" in dom

@@ -5,6 +5,7 @@ ngram-4 on code at c8, two repeats:
     repeat 1 (window 10 s)  S=5 D=20 A=10 N=20 (edit)     e2e 100 ms     histogram 1 1 1 1 1
                             S=5 D=20 A=6  N=20 (explain)  e2e 200 ms     histogram 2 1 1 1 0
                             one http error
+                            and a warm-up request of 2 s that belongs to no figure
     repeat 2 (window 30 s)  S=2 D=8  A=8  N=20 (edit)     e2e 400 ms     histogram 0 0 0 0 2
 
 suffix-4 never drafts (D = 0), eagle3-4 did not start; the baseline serves the same prompts.
@@ -27,7 +28,7 @@ from tests.merge.make_run import BASELINE, NGRAM, SECOND, T0, done, make_cell, m
 
 SUFFIX = ConfigSpec(name="suffix-4", method="suffix", gamma=4, sim={}, speculative={"method": "suffix"})
 EAGLE3 = ConfigSpec(name="eagle3-4", method="eagle3", gamma=4, sim={}, speculative={"method": "eagle3"})
-HOSTILE_NAME = 'n|<img src=x onerror="document.body.dataset.hacked=1">&'
+HOSTILE_NAME = 'n|<b>x<img src=x onerror="document.body.dataset.hacked=1">&'
 HOSTILE_REASON = "no CUDA\x00 \x1b[31m</script><script>document.body.dataset.hacked=1</script> | <b>"
 
 SLOS = (
@@ -65,6 +66,7 @@ def build(run_dir: Path, *, simulated: bool = True, ngram: ConfigSpec = NGRAM) -
     configs = (BASELINE, ngram, SUFFIX, EAGLE3)
     cells = [*base, *fast, suffix, eagle]
     make_run(run_dir, cells, configs, simulated=simulated, slos=SLOS)
+    warmup = request(-3, 2000, phase="warmup", **drafts(1, 4, 0, [1, 0, 0, 0, 0]))
     error = row(3, outcome="http_error", http_status=503, error="503 </script>")
     parts = [
         (base[0], BASELINE, [request(0, 150), request(1, 250)], 10.0),
@@ -76,6 +78,7 @@ def build(run_dir: Path, *, simulated: bool = True, ngram: ConfigSpec = NGRAM) -
                 request(0, 100, **drafts(5, 20, 10, [1, 1, 1, 1, 1])),
                 request(1, 200, stratum="explain", **drafts(5, 20, 6, [2, 1, 1, 1, 0])),
                 error,
+                warmup,
             ],
             10.0,
         ),
