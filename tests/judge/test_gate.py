@@ -400,3 +400,14 @@ def test_merged_first_chunk_bounds_tpot_from_above() -> None:
     assert first(run, Slo("t", "tpot", "p99", max=13_000.0)).status == "INCONCLUSIVE"
     good = Slo("g", "goodput", "goodput", min=0.9, limits={"tpot": 13_000.0})
     assert first(run, good).status == "INCONCLUSIVE"
+
+
+def test_acceptance_of_a_part_of_the_requests_is_not_that_of_all() -> None:
+    """5 % of the served requests carry no counts: they may be the badly drafted ones."""
+    known = np.arange(1000) % 20 != 0
+    counts = {
+        k: np.where(known, v, np.nan) for k, v in (("spec_steps", 10), ("draft_tokens", 40), ("accepted_tokens", 16))
+    }
+    check = first(simple_run(1000, **counts), Slo("a", "draft_acceptance_rate", "pooled", min=0.3))
+    assert (check.status, check.estimate) == ("INCONCLUSIVE", 0.4)
+    assert "only 950 of 1,000 served requests carry acceptance counts" in check.reason

@@ -75,3 +75,11 @@ def test_not_measured_cells_say_so_and_never_pass() -> None:
     assert not verdict.cells[0].trusted
     assert verdict.exit_code == 98
     assert all(c.status == "INCONCLUSIVE" for c in verdict.checks)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_json_has_no_number_for_become_null(bad: float) -> None:
+    verdict = verdicts()["sweep"]
+    check = dataclasses.replace(verdict.checks[0], estimate=bad, upper=bad)
+    written = json.dumps(dataclasses.replace(verdict, checks=(check,)).to_json(), allow_nan=False)
+    assert json.loads(written)["checks"][0]["estimate"] is None
