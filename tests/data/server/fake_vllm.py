@@ -1,6 +1,7 @@
 """A stand-in for `vllm serve` that behaves badly on command. Standard library only; MODE in the environment:
 
 ok | hang | dies | oom | bad_flag | ignores_term | dies_later | late | other_config | other_model | dead_engine
+dies_under_load: ends like a dead engine at its fifth request. IGNORE_TERM=1 ignores SIGTERM in any mode.
 CHILD=1 forks a child first that detaches itself and ignores SIGTERM; its pid goes to the file PIDS, with our own.
 """
 
@@ -56,7 +57,7 @@ if MODE == "oom":
 if MODE == "bad_flag":
     print("vllm: error: unrecognized arguments: --fingerprint-mode custom", flush=True)
     sys.exit(2)
-if MODE == "ignores_term":
+if MODE == "ignores_term" or os.environ.get("IGNORE_TERM"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 PAGES = {
@@ -77,8 +78,13 @@ if os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
     PAGES["/server_info?config_format=json"] = json.dumps(INFO).encode()
 
 
+requests = []  # of completions
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.command == "POST":
+            requests.append(self.path)
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         body = PAGES.get(self.path)
         status = 200 if body is not None else 404
@@ -107,7 +113,9 @@ if MODE == "late":
 server = Server((option("--host"), int(option("--port"))), Handler)
 server.timeout = 0.05
 started = time.monotonic()
-while not (MODE == "dies_later" and time.monotonic() - started > 0.5):
+while not (MODE == "dies_later" and time.monotonic() - started > 0.5) and not (
+    MODE == "dies_under_load" and len(requests) >= 5
+):
     server.handle_request()
 print(
     "(APIServer pid=1) ERROR 11-29 16:37:00 [serving.py:500] vllm.v1.engine.exceptions.EngineDeadError: "
