@@ -17,6 +17,7 @@ from loadtest.merge.quantiles import QUANTILES
 from loadtest.merge.rows import LATENCIES, RowSums
 
 IntArray = npt.NDArray[np.int64]
+_BEYOND = 2.0**53  # above the range, and exact in both types
 
 
 def record_counts(histogram: Any, values: IntArray, counts: IntArray) -> int:
@@ -49,7 +50,8 @@ def histograms_of(rows: RowSums) -> tuple[dict[str, Any], int]:
     for name in LATENCIES:
         histogram = new_histogram()
         for part in rows.latency[name].parts():
-            over += record(histogram, np.rint(part).astype(np.int64))
+            whole = np.clip(np.rint(part), -1, _BEYOND)  # an infinite value is out of range too, not a crash
+            over += record(histogram, whole.astype(np.int64))
         if histogram.total_count:
             out[name] = histogram
     histogram = new_histogram()

@@ -113,7 +113,7 @@ class RowSums:
         ok, censored = equal(table, "outcome", "ok"), equal(table, "outcome", "censored")
         window, good = measure & sent, measure & sent & ok
         self._count(table, sent, window, good, censored)
-        self._add_tokens(table, good, ok, sent)
+        self._add_tokens(table, good, ok)
         self._add_latency(table, good, window)
         self._add_block(table, self.cell_block, known(table, "spec_steps"), check=True)
         self._add_block(table, self.window_block, known(table, "spec_steps") & window, check=False)
@@ -156,7 +156,7 @@ class RowSums:
             for part in filter(None, entry["values"].split(";")):
                 self.warnings[part.strip()] += entry["counts"]
 
-    def _add_tokens(self, table: pa.Table, good: BoolArray, ok: BoolArray, sent: BoolArray) -> None:
+    def _add_tokens(self, table: pa.Table, good: BoolArray, ok: BoolArray) -> None:
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
             there = good & known(table, name)
             self.tokens[name] += int(ints(table, name)[there].sum())
@@ -167,7 +167,7 @@ class RowSums:
         self.token_rows["cell_completion"] += int(reported.sum())
         # A request that we cut or lost may have gone on at the server, up to its max_tokens; a refusal (4xx) did not.
         status = ints(table, "http_status")
-        open_end = sent & ~ok & ~((status >= 400) & (status < 500))
+        open_end = known(table, "send_ns") & ~ok & ~((status >= 400) & (status < 500))
         limit_known = known(table, "max_tokens")
         beyond = np.maximum(ints(table, "max_tokens") - completion, 0)
         self.token_rows["open_end"] += int(open_end.sum())

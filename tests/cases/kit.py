@@ -116,6 +116,8 @@ class Part:
     config: ConfigSpec = NGRAM
     load: float = 8
     pages: Pages | None = None
+    scrapes: list[dict[str, Any]] | None = None
+    """Rows of server.arrows; None: those of a server that did exactly what the requests say."""
     done: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=lambda: PROVENANCE)
 
@@ -137,7 +139,8 @@ def run_of(folder: Path, *parts: Part, scrapers: Scrapers | None = None, **run: 
             told |= {"window_start_ns": start, "window_end_ns": max(end, start + 10)}
         make_cell_folder(
             folder, cell, rows, done_json=told | dict(part.done), provenance=dict(part.provenance), config=part.config,
-            scrapes=None if part.pages is not None else quiet_scrapes(rows, part.config.method != "none"),
+            scrapes=None if part.pages is not None else
+            part.scrapes or quiet_scrapes(rows, part.config.method != "none"),
         )  # fmt: skip
         told_cell = json.loads((folder / "cells" / cell.cell_id / "cell.json").read_text())
         (folder / "cells" / cell.cell_id / "cell.json").write_text(json.dumps(told_cell | {"simulated": False}))
