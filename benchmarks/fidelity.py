@@ -10,7 +10,7 @@ runs on the first core, the client on the second. Every row is matched to the se
 were sent in bursts (and so read together), and the row says little. Run it on a quiet machine with two free cores.
 
 --client locust (default): a whole Locust run with recording, rows from its files; only rows of the window count, and
-CPU is that of all client processes (master and worker) in the window, divided by the window's chunks.
+CPU is that of all client processes (master and worker) in the window, divided by the chunks sent in it.
 --client engine: the streaming client alone in plain greenlets; the first answer of each stream is left out as ramp-up.
 """
 
@@ -95,13 +95,14 @@ def one_run(streams: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
     if {r["request_id"] for r in rows} != set(truth) or len(rows) != len(truth):
         raise SystemExit(f"{len(rows)} rows, {len(truth)} requests at the server")
     result = compare(rows, truth, args.step_ms)
-    window = [r for r in rows if r["measured"] or args.client == "engine"]
-    chunks = sum(row["chunks"] for row in window)
-    span_s = (max(r["end_ns"] for r in window) - min(r["send_ns"] for r in window)) / 1e9
+    window = [r for r in rows if r["measured"]]
+    begin, end = client["span_ns"]
+    # CPU is of a span of time, so its chunks are those that were sent in it, whatever request they belong to.
+    chunks = sum(begin <= t <= end for told in truth.values() for t in told.sent_ns)
     result.update(
         streams=streams,
         k=k,
-        chunks_per_s=round(chunks / span_s),
+        chunks_per_s=round(chunks * 1e9 / (end - begin)),
         cpu_us_per_chunk=round(client["cpu_s"] * 1e6 / chunks, 1),
         peak_rss_mb=round(client["peak_rss_mb"], 1),
         connections=max(t.connection for t in truth.values()),
@@ -121,6 +122,7 @@ def run_engine(
     client: dict[str, Any] = json.loads(out.read_text())
     for row in client["rows"]:
         row["measured"] = row["turn"] > 0
+    client["span_ns"] = min(r["send_ns"] for r in client["rows"]), max(r["end_ns"] for r in client["rows"])
     return client
 
 
@@ -131,6 +133,7 @@ def run_locust(
     client = locust_client.run(job, start, timeout_s=120)
     for row in client["rows"]:
         row["measured"] = row["phase"] == "measure"
+    client["span_ns"] = client["done"]["window_start_ns"], client["done"]["window_end_ns"]
     workers = client["done"]["workers"].values()
     client["stalls_ms"] = [ms for w in workers for ms in w["stalls_ms"]]
     return client
