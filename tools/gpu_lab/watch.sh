@@ -13,6 +13,9 @@ state() {
     name=$(basename "$log" .log)
     echo "  $name: $(ls "$LAB/runs/$name"/*/cells/*/done.json 2> /dev/null | wc -l) cells done, $(ls "$LAB/runs/$name"/*/servers/*/failed.json 2> /dev/null | wc -l) starts failed"
     grep -v '^$' "$log" | tail -n 2 | cut -c -300 | sed 's/^/    /'
+    for failed in "$LAB/runs/$name"/*/servers/*/failed.json; do
+      [ -e "$failed" ] && echo "    $(basename "$(dirname "$failed")") failed: $(grep -m 1 '"diagnosis"' "$failed" | cut -c -400)"
+    done
     server=$(ls -td "$LAB/runs/$name"/*/servers/*/ 2> /dev/null | head -n 1)
     [ -n "$server" ] && echo "    $(basename "$server"): $(tail -n 1 "$server/server.log" | cut -c -200)"
   done
