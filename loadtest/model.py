@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 NOT_MEASURED = "not measured (待测)"
 
-LoadKind = Literal["closed", "poisson", "constant", "trace", "sequential"]
+LoadKind = Literal["closed", "poisson", "constant", "trace", "ramp", "sequential"]
 Phase = Literal["warmup", "measure", "drain"]
 Outcome = Literal[
     "ok",
@@ -135,6 +135,8 @@ class ClientSpec:
     """Name of the environment variable that holds the key; the key itself is never stored."""
     headers_env: dict[str, str] = field(default_factory=dict)
     """Header name -> name of the environment variable with its value."""
+    max_in_flight: int = 1024
+    """Open loop: requests in flight per worker; an arrival above it is dropped and counted, never delayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class Cell:
     sampling: SamplingSpec
     load_kind: LoadKind
     load_value: float
-    """Concurrency for closed loops, requests per second for open loops."""
+    """Concurrency for closed loops, requests per second for open loops (of a trace or a ramp: the mean)."""
     repeat: int
     order_seed: int
     """Seeds the prompt order; equal for all configs of the same mix x sampling x load x repeat."""
@@ -164,16 +166,16 @@ class Cell:
     drain_s: float
     max_measure_s: float = 3600.0
     """Budget of a window that ends by number of requests."""
-
-    @property
     auto: bool = False
-    """`measure_requests` is a budget: the window ends before it once `stop.json` says that every criterion is certain."""
+    """`measure_requests` is a budget: the window ends before it once `stop.json` says that all criteria are certain."""
     think_time_s: float = 0.0
     """Mean pause of a user between the turns of a conversation."""
     ramp: tuple[tuple[float, float, float], ...] = ()
     """Of a ramp: (rate at its start, rate at its end, seconds) of each step."""
     trace_file: str | None = None
     """Of a trace: path below the run folder of its arrivals, one offset in seconds per line."""
+
+    @property
     def load(self) -> str:
         """Label of the load as it stands in the cell id, for example `c8` or `poisson4`."""
         prefix = {"closed": "c", "sequential": "seq"}.get(self.load_kind, self.load_kind)
@@ -226,6 +228,9 @@ class LoadJob:
     server_fingerprint: str | None = None
     """The fingerprint that we gave to this server, where the version can."""
     simulated: bool = False
+    bind_host: str | None = None
+    """Address at which the master waits for `client.workers` workers of other hosts; None: it forks its own."""
+    bind_port: int = 0
 
 
 T = TypeVar("T")

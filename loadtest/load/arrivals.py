@@ -9,38 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
+from gevent.event import Event
 
 from loadtest.load.cellrun import CellRun
+from loadtest.load.conversation import converse
+from loadtest.load.schedule import schedule_s
 from loadtest.load.sending import Sender, UserSlot
-from loadtest.model import Cell
 
-OPEN_KINDS = ("poisson", "constant")
-CAP = 1024
-"""Requests in flight per worker. More streams than this are beyond what one worker was shown to read in time; an
-arrival over it is dropped and counted, never delayed."""
 _TIMER_ABSTIME = 1  # linux/timerfd.h
-
-
-def schedule_s(cell: Cell, *, warmup: bool) -> Iterator[float]:
-    """Offsets in seconds, ascending and without end, of the arrivals of the window (or of the warm-up)."""
-    rate = cell.load_value
-    if cell.load_kind == "constant":
-        k = 0
-        while True:
-            yield k / rate
-            k += 1
-    rng = random.Random(f"{cell.order_seed}-{'warmup' if warmup else 'measure'}")
-    t = 0.0
-    while True:
-        t += rng.expovariate(rate)
-        yield t
 
 
 class Alarm:
@@ -80,27 +62,44 @@ class Alarm:
 class Arrivals:
     """Starts this worker's share of a cell's arrivals; idle connections are kept and used again."""
 
-    def __init__(self, run: CellRun, sender: Sender, dropped: Callable[[dict[str, Any]], None]) -> None:
-        self._run, self._sender, self._dropped = run, sender, dropped
+    def __init__(
+        self,
+        run: CellRun,
+        sender: Sender,
+        dropped: Callable[[dict[str, Any]], None],
+        *,
+        cap: int,
+        halt: Event,
+        trace: Sequence[float] = (),
+    ) -> None:
+        """`cap`: requests in flight at this worker above which an arrival is dropped; `halt` ends conversations."""
+        self._run, self._sender, self._dropped, self._trace = run, sender, dropped, trace
+        self._cap, self._halt = cap, halt
         self._idle: list[UserSlot] = []
+        self._greenlet: Any = None
         self.busy = 0
-        """Arrivals that were started and are not answered yet."""
+        """Arrivals that were started and are not over yet."""
+        self._waiting = 0  # of these, the conversations that pause
+
+    def start(self) -> None:
+        """Begins; returns at once."""
+        self._greenlet = gevent.spawn(self.drive)
 
     def drive(self) -> None:
-        """Runs until the window is over; requests in flight go on. Meant for a greenlet of its own."""
+        """Runs until the cell is closed, also after the window; requests in flight go on."""
         run, alarm = self._run, Alarm()
         realtime_ns = time.time_ns() - time.monotonic_ns()  # the schedule is kept on the clock that nobody sets
         try:
             warmup_ns = run.start_ns - int(run.cell.warmup_s * 1e9)
             for warmup, origin_ns in ((True, warmup_ns), (False, run.start_ns)):
-                for k, offset_s in enumerate(schedule_s(run.cell, warmup=warmup)):
+                for k, offset_s in enumerate(schedule_s(run.cell, warmup=warmup, trace=self._trace)):
                     due_ns = origin_ns + round(offset_s * 1e9)
-                    if due_ns >= (run.start_ns if warmup else run.end_ns):
+                    if warmup and due_ns >= run.start_ns:
                         break
                     if k % run.stride != run.offset:
                         continue
                     alarm.until(due_ns - realtime_ns)
-                    if run.closed or due_ns >= run.end_ns:
+                    if run.over(time.time_ns()):
                         return
                     self._start(k, due_ns, warmup=warmup)
         finally:
@@ -108,21 +107,27 @@ class Arrivals:
 
     def _start(self, k: int, due_ns: int, *, warmup: bool) -> None:
         ticket = self._run.ticket(k, warmup=warmup)
-        if self.busy >= CAP:
-            self._dropped(self._sender.drop(self._run, ticket, due_ns, CAP))
+        if self.busy - self._waiting >= self._cap:
+            self._dropped(self._sender.drop(self._run, ticket, due_ns, self._cap))
             return
         self.busy += 1
+        self._run.flying[ticket.request_id] = due_ns
         gevent.spawn(self._one, ticket, due_ns)
 
     def _one(self, ticket: Any, due_ns: int) -> None:
         user = self._idle.pop() if self._idle else self._sender.enter()
         try:
-            self._sender.send(self._run, ticket, user, due_ns)
+            converse(self._sender, self._run, ticket, user, self._halt, due_ns, self._pausing)
         finally:
             self.busy -= 1
             self._idle.append(user)
 
+    def _pausing(self, begins: bool) -> None:
+        self._waiting += 1 if begins else -1
+
     def close(self) -> None:
         """Closes the idle connections; call when nothing is in flight any more."""
+        if self._greenlet is not None:
+            self._greenlet.kill()
         while self._idle:
             self._sender.leave(self._idle.pop())

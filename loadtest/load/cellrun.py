@@ -57,6 +57,13 @@ def decode_mix(message: dict[str, Any]) -> MixPrompts:
     return MixPrompts(mix, sha256, prompts, warmup, tuple(float(w) for w in message["weights"]))
 
 
+def checked(data: bytes, sha256: str) -> bytes:
+    """The data, if it is what the master sent. Raises LoadError."""
+    if (digest := hashlib.sha256(data).hexdigest()) != sha256:
+        raise LoadError(f"a file arrived damaged: SHA-256 {digest}, the master sent {sha256}")
+    return data
+
+
 def _decode(data: bytes) -> tuple[Prompt, ...]:
     return tuple(from_json(Prompt, orjson.loads(line)) for line in data.splitlines() if line.strip())
 
@@ -70,8 +77,16 @@ class Ticket:
     request_id: str
     prompt: Prompt
     messages: tuple[Message, ...]
-    """What is sent: the prompt with its salt."""
+    """What is sent: the prompt with its salt, of a later turn with all turns and answers before it."""
     warmup: bool
+    turn: int = 0
+
+    def next_turn(self, answer: str, text: str) -> Ticket:
+        """Leave to send the next user turn of the conversation, after the answer to this one."""
+        turn = self.turn + 1
+        said = (*self.messages, Message("assistant", answer), Message("user", text))
+        request_id = f"{self.request_id.partition('-t')[0]}-t{turn}"
+        return Ticket(self.seq, request_id, self.prompt, said, self.warmup, turn)
 
 
 class CellRun:
@@ -96,6 +111,9 @@ class CellRun:
         self.by_phase: Counter[str] = Counter()
         self.lag_max_us = 0
         self.late_window_ms = 0.0
+        self.conversations = self.conversations_cut = self.thinking_ns = 0
+        self.flying: dict[str, int] = {}
+        """Request id -> when it was begun (UNIX ns; of a scheduled one: when it was due), oldest first."""
 
     def set_window(self, start_ns: int, end_ns: int, stripe: tuple[int, int] | None, now_ns: int) -> None:
         """Opens the cell, or moves the edges of its window. `stripe`: (offset, stride); None: no share for this worker.
@@ -110,8 +128,12 @@ class CellRun:
         self.open = True
 
     def take(self, now_ns: int) -> Ticket | None:
-        """The next request, or None: the window is over (or not open, or its fixed number of requests is out)."""
-        if not self.open or self.closed or now_ns >= self.end_ns:
+        """The next request, or None: the cell is over (or not open, or its fixed number of requests is out).
+
+        After the end of the window the load goes on, in phase drain, so that the last measured requests do not run on
+        a server that is emptying.
+        """
+        if not self.open or self.over(now_ns):
             return None
         warmup = now_ns < self.start_ns
         seq = self.offset + self._next[warmup] * self.stride
@@ -133,12 +155,28 @@ class CellRun:
         request_id = f"{self.cell.index}-{self.worker}-{number}"
         return Ticket(seq, request_id, prompt, salted(prompt, salt, pass_no), warmup)
 
+    def holds(self) -> bool:
+        """Whether a request that was begun before the end of the window is in flight."""
+        return next(iter(self.flying.values()), FAR_FUTURE_NS) < self.end_ns
+
+    def over(self, now_ns: int) -> bool:
+        """Whether no more requests are begun. The only worker knows by itself when the load is not needed any more."""
+        if self.closed:
+            return True
+        if now_ns < self.end_ns:
+            return False
+        return self._limit is not None or (self.stride == 1 and not self.holds())
+
     def close(self) -> None:
-        """The window is over: no more requests."""
+        """No more requests: every measured one has ended, at all workers, or the drain is over."""
         self.closed = True
 
+    def think(self, from_ns: int, to_ns: int) -> None:
+        """Counts a user's pause inside a conversation, as far as it lies in the window."""
+        self.thinking_ns += max(0, min(to_ns, self.end_ns) - max(from_ns, self.start_ns))
+
     def phase(self, ticket: Ticket, send_ns: int) -> Phase:
-        """Phase of a request by its send time.
+        """Phase of a request by its send time, of a scheduled arrival by the time it was due.
 
         One that was built from the warm-up pool stays warm-up even when the window began while it was being sent:
         the measured part never holds a warm-up prompt.
@@ -166,4 +204,7 @@ class CellRun:
             "user_errors": self.user_errors,
             "lag_max_us": self.lag_max_us,
             "late_window_ms": round(self.late_window_ms, 1),
+            "conversations": self.conversations,
+            "conversations_cut": self.conversations_cut,
+            "thinking_s": round(self.thinking_ns / 1e9, 3),
         }

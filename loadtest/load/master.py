@@ -5,6 +5,7 @@ The same code serves a run without worker processes: Locust's LocalRunner hands 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -61,6 +62,7 @@ class Master:
         self.lost: dict[int, str] = {}
         self.recorder: Recorder | None = None
         self.finals: dict[int, dict[str, Any]] = {}
+        self._drained: set[int] = set()
         self.skew_ms: dict[int, tuple[float, float]] = {}
         self.proof = SelfProof()
         self.ending = False
@@ -76,6 +78,7 @@ class Master:
             (protocol.HELLO, self._on_hello),
             (protocol.READY, self._on_ready),
             (protocol.BATCH, self._on_batch),
+            (protocol.DRAINED, self._on_drained),
             (protocol.FINAL, self._on_final),
         ):
             self.runner.register_message(name, listener)
@@ -135,14 +138,15 @@ class Master:
             self._sent_mixes[mix] = sha256
         return sha256
 
-    def prepare(self, cell: Cell, job: LoadJob, sha256: str, recorder: Recorder) -> None:
+    def prepare(self, cell: Cell, job: LoadJob, sha256: str, recorder: Recorder, trace: bytes = b"") -> None:
         """Gets all workers ready for a cell. Raises CellAbortedError when one cannot run it."""
         self.recorder, self._cell_id = recorder, cell.cell_id
-        self._ready, self.finals, self.skew_ms = {}, {}, {}
+        self._ready, self.finals, self.skew_ms, self._drained = {}, {}, {}, set()
         self.proof.start()
         config = ConfigSpec(job.config.name, job.config.method, job.config.gamma)  # how it is launched stays here
         small = to_json(job) | {"config": to_json(config), "cells": [], "prompt_files": {}, "mix_weights": {}}
         message = {"cell": to_json(cell), "job": small, "workers": len(self.workers), "sha256": sha256}
+        message |= {"trace": trace, "trace_sha256": hashlib.sha256(trace).hexdigest()}
         self._asked_ns = time.time_ns()
         self.runner.send_message(protocol.CELL, message)
         if not self.wait(lambda: len(self._ready) >= len(self.workers), protocol.READY_TIMEOUT_S):
@@ -157,6 +161,14 @@ class Master:
             protocol.WINDOW,
             {"cell_id": cell.cell_id, "start_ns": start_ns, "end_ns": end_ns, "stripes": stripes},
         )
+
+    def drain(self, cell: Cell, timeout_s: float) -> None:
+        """Waits until no worker has a request of the window in flight, then ends the load at all of them.
+
+        Nothing hangs on the answer: each worker ends its load at the drain's deadline by itself.
+        """
+        self.wait(lambda: self._drained | set(self.finals) >= set(self.workers), timeout_s)
+        self.runner.send_message(protocol.STOP, {"cell_id": cell.cell_id})
 
     def abort_cell(self, cell: Cell, reason: str) -> None:
         """Tells the workers to drop the cell."""
@@ -211,6 +223,10 @@ class Master:
             self.recorder.put(int(d["index"]), int(d["rows"]), d["data"])
         else:
             log.warning("%d rows of a cell that is over (%s) were dropped", d["rows"], d["cell_id"] or "none")
+
+    def _on_drained(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
+        if msg.data["cell_id"] == self._cell_id:
+            self._drained.add(int(msg.data["index"]))
 
     def _on_final(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
         if msg.data["cell_id"] == self._cell_id:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gevent.event import AsyncResult
+
 from loadtest.load.cellrun import CellRun, Ticket
 from loadtest.load.engine import Connection, RawExchange, Reader
 from loadtest.load.parse import RequestFacts
@@ -47,6 +49,8 @@ class Answer:
     columns: JsonDict
     """The columns of RAW_SCHEMA that come from the request."""
     facts: RequestFacts
+    reply: AsyncResult | None = None
+    """Of a turn of a conversation: gets (outcome, text of the answer), which the next turn needs."""
 
 
 class Sender:
@@ -87,7 +91,14 @@ class Sender:
         if user.slot >= 0:
             heapq.heappush(self._free, user.slot)
 
-    def send(self, run: CellRun, ticket: Ticket, user: UserSlot, intended_ns: int | None = None) -> RawExchange:
+    def send(
+        self,
+        run: CellRun,
+        ticket: Ticket,
+        user: UserSlot,
+        intended_ns: int | None = None,
+        reply: AsyncResult | None = None,
+    ) -> RawExchange:
         """Sends one request and waits for its answer, which also goes to `put`. Nothing waits before it counts."""
         number = user.slot * self.workers + self.index
         builder = self._builders[number % len(self._builders)]
@@ -95,11 +106,12 @@ class Sender:
         max_tokens = ticket.prompt.max_tokens or sampling.max_tokens
         body = builder.body(ticket.messages, sampling, max_tokens=max_tokens)
         columns = self._columns(ticket, number) | {"prompt_sha256": body.prompt_sha256, "max_tokens": max_tokens}
-        facts = RequestFacts(client.stream, intended_ns, client.keep_text, client.keep_chunks)
+        facts = RequestFacts(client.stream, intended_ns, client.keep_text or reply is not None, client.keep_chunks)
         connection = self._connection(user, builder)
         run.sent += 1
         self.in_flight += 1
         asked_ns = time.time_ns()
+        run.flying.setdefault(ticket.request_id, asked_ns)
         raw: RawExchange | None = None
         try:
             raw = connection.exchange(
@@ -111,8 +123,9 @@ class Sender:
             self.in_flight -= 1
             if raw is None:  # the user is being stopped in mid-request
                 raw = connection.partial() or RawExchange()
-            columns["phase"] = run.phase(ticket, raw.send_ns or asked_ns)
-            self._put(Answer(run, raw, columns, facts))
+            columns["phase"] = run.phase(ticket, intended_ns or raw.send_ns or asked_ns)
+            del run.flying[ticket.request_id]
+            self._put(Answer(run, raw, columns, facts, reply))
         self.reader.pump()
         return raw
 
@@ -137,7 +150,7 @@ class Sender:
             "request_id": ticket.request_id,
             "prompt_id": ticket.prompt.prompt_id,
             "stratum": ticket.prompt.stratum,
-            "turn": 0,
+            "turn": ticket.turn,
         }
 
     def _connection(self, user: UserSlot, builder: RequestBuilder) -> Connection:

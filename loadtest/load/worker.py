@@ -15,18 +15,20 @@ from typing import Any
 
 import gevent
 from gevent.event import Event
-from locust import log as locust_log
 
 from loadtest import __version__
 from loadtest.load import protocol
-from loadtest.load.arrivals import OPEN_KINDS, Arrivals
+from loadtest.load.arrivals import Arrivals
 from loadtest.load.batches import BatchSender
-from loadtest.load.cellrun import CellRun, MixPrompts, Ticket, decode_mix
+from loadtest.load.cellrun import CellRun, MixPrompts, Ticket, checked, decode_mix
+from loadtest.load.conversation import converse
 from loadtest.load.engine import IdleParser, quiet_collector
 from loadtest.load.lifeline import raise_file_limit
 from loadtest.load.parse import parse_exchange
+from loadtest.load.schedule import OPEN_KINDS, decode_trace
 from loadtest.load.selfproof import SelfProof
 from loadtest.load.sending import BACKOFF_S, Answer, Sender, UserSlot
+from loadtest.load.uistats import UiStats
 from loadtest.model import Cell, LoadJob, from_json
 
 log = logging.getLogger(__name__)
@@ -35,10 +37,6 @@ DEADLINE_POLL_S = 0.005
 READ_AT_ONCE_STREAMS = 64
 """Up to so many streams per worker every read is done at once, without a pace: it costs half as much CPU again per
 chunk (31 instead of 22 us), which is nothing at this load, and steps of a few milliseconds are still told apart."""
-
-
-class RequestFailedError(Exception):
-    """What Locust's own page shows as the failure of a request."""
 
 
 class Worker:
@@ -57,12 +55,17 @@ class Worker:
         self._parser: IdleParser[Answer] = IdleParser(self._finished)
         self.sender = Sender(index, self._parser.put)
         self._arrivals: Arrivals | None = None
+        self._trace: tuple[float, ...] = ()
+        self._halt = Event()
+        """Ends the pauses of conversations; a new one for each cell."""
+        self._stats = UiStats(environment)
         self._proof = SelfProof()
         self._before: dict[str, int] = {}
         for name, listener in (
             (protocol.MIX, self._on_mix),
             (protocol.CELL, self._on_cell),
             (protocol.WINDOW, self._on_window),
+            (protocol.STOP, self._on_stop),
             (protocol.ABORT, self._on_abort),
         ):
             self.runner.register_message(name, listener)
@@ -73,9 +76,9 @@ class Worker:
     # -- users
 
     def serve(self, user: UserSlot) -> None:
-        """Waits until a request is due and sends it; called by each user in a loop."""
+        """Waits until a request is due, sends it and what follows it; called by each user in a loop."""
         run, ticket = self._next()
-        if self.sender.send(run, ticket, user).send_ns is None:
+        if converse(self.sender, run, ticket, user, self._halt).send_ns is None:
             gevent.sleep(user.backoff_s)
             user.backoff_s = min(BACKOFF_S[1], user.backoff_s * 2)
         else:
@@ -93,34 +96,21 @@ class Worker:
 
     def _finished(self, answer: Answer) -> None:
         """Parses one answer, in idle time. Whatever is in it, the request becomes a row."""
-        self._keep(answer.run, {**answer.columns, **parse_exchange(answer.raw, answer.facts)})
+        row: dict[str, Any] = {}
+        try:
+            row = {**answer.columns, **parse_exchange(answer.raw, answer.facts)}
+        finally:  # a conversation waits for it, whatever happens
+            if answer.reply is not None:
+                answer.reply.set((row.get("outcome"), row.get("output_text") or ""))
+        if self.sender.job is not None and not self.sender.job.client.keep_text:
+            row["output_text"] = row["reasoning_text"] = None  # parsed for the conversation's next turn alone
+        self._keep(answer.run, row, conversation=answer.reply is not None)
 
-    def _keep(self, run: CellRun, row: dict[str, Any]) -> None:
+    def _keep(self, run: CellRun, row: dict[str, Any], *, conversation: bool = False) -> None:
         run.note(row)
         self._batches.add(row)
-        self._fire(run, row)
-
-    def _fire(self, run: CellRun, row: dict[str, Any]) -> None:
-        """Locust's own `request` event, once per request. A listener that raises is swallowed there; count it."""
-        stage = " (warm-up)" if row["phase"] == "warmup" else ""
-        failed = None if row["outcome"] == "ok" else RequestFailedError(f"{row['outcome']}: {row.get('error') or ''}")
-        e2e_us = row.get("e2e_us")
-        before, locust_log.unhandled_greenlet_exception = locust_log.unhandled_greenlet_exception, False
-        try:
-            self.environment.events.request.fire(
-                request_type=self.sender.job.api if self.sender.job is not None else "",
-                name=f"{run.cell.mix}/{row['stratum']}{stage}",
-                response_time=None if e2e_us is None else e2e_us / 1000,
-                response_length=row.get("output_bytes") or 0,
-                response=None,
-                context={},
-                exception=failed,
-                start_time=(row.get("send_ns") or 0) / 1e9,
-                url=None,
-            )
-        finally:
-            run.event_errors += bool(locust_log.unhandled_greenlet_exception)
-            locust_log.unhandled_greenlet_exception = before
+        api = self.sender.job.api if self.sender.job is not None else ""
+        self._stats.fire(run, row, api, conversation=conversation)
 
     def _send_batch(self, data: bytes, rows: int) -> None:
         cell_id = self.run.cell.cell_id if self.run is not None else ""
@@ -147,6 +137,7 @@ class Worker:
         error = None
         cell = from_json(Cell, msg.data["cell"])
         try:
+            self._trace = decode_trace(checked(msg.data["trace"], msg.data["trace_sha256"])) if cell.trace_file else ()
             self._prepare(cell, from_json(LoadJob, msg.data["job"]), int(msg.data["workers"]), msg.data["sha256"])
         except Exception as e:
             log.exception("cell %s cannot be run", cell.cell_id)
@@ -169,7 +160,7 @@ class Worker:
         self._before = {"conns": reader.connections_opened, "batches": self._batches.batches, "resent": reader.resent}
         reader.stalls_ms.clear()
         self._proof.start()
-        self.run = run
+        self.run, self._halt = run, Event()
         gevent.spawn(self._end_of_cell, run)
 
     def _collect(self) -> None:
@@ -194,11 +185,24 @@ class Worker:
         self._changed.set()
         self._gate.set()
         if first and run.cell.load_kind in OPEN_KINDS:
-            self._arrivals = Arrivals(run, self.sender, lambda row: self._keep(run, row))
-            gevent.spawn(self._arrivals.drive)
+            cap = self.sender.job.client.max_in_flight if self.sender.job is not None else 1
+            self._arrivals = Arrivals(
+                run, self.sender, lambda row: self._keep(run, row), cap=cap, halt=self._halt, trace=self._trace
+            )
+            self._arrivals.start()
+
+    def _on_stop(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
+        """Every measured request has ended, at all workers: the load may stop."""
+        if self.run is not None and self.run.cell.cell_id == msg.data["cell_id"]:
+            self._close(self.run)
+
+    def _close(self, run: CellRun) -> None:
+        run.close()
+        self._halt.set()
 
     def _on_abort(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
         if self.run is not None and self.run.cell.cell_id == msg.data["cell_id"]:
+            self._close(self.run)
             self.run = None
             self._changed.set()
             self.sender.reader.abort_active("cell aborted")
@@ -209,14 +213,23 @@ class Worker:
         return bool(self.sender.in_flight or (self._arrivals is not None and self._arrivals.busy))
 
     def _end_of_cell(self, run: CellRun) -> None:
-        """Waits for the end of the window, drains, sends the last rows and the counts."""
+        """Waits for the end of the window, drains under load, sends the last rows and the counts."""
         while self.run is run and (left_ns := run.end_ns - time.time_ns()) > 0:
             self._changed.clear()
             self._changed.wait(min(left_ns / 1e9, 3600.0))
         if self.run is not run:
             return
-        run.close()
         deadline_ns = run.end_ns + int(run.cell.drain_s * 1e9)
+        told = False
+        while self.run is run and not run.closed and time.time_ns() < deadline_ns:
+            if not told and not run.holds():
+                told = True
+                self.runner.send_message(protocol.DRAINED, {"cell_id": run.cell.cell_id, "index": self.index})
+            gevent.sleep(DEADLINE_POLL_S)
+        if self.run is not run:
+            return
+        self._close(run)
+        load_end_ns = time.time_ns()
         while self._busy() and time.time_ns() < deadline_ns:
             gevent.sleep(DEADLINE_POLL_S)
         while self._busy():  # again and again: one may just have connected
@@ -239,6 +252,7 @@ class Worker:
             "resent": reader.resent - before["resent"],
             "parser_errors": self._parser.errors,
             "parser_most_waiting": self._parser.most_waiting,
+            "load_end_ns": load_end_ns,
             "drain_end_ns": drain_end_ns,
         }
         self.runner.send_message(protocol.FINAL, {"cell_id": run.cell.cell_id, "index": self.index, "counts": counts})

@@ -29,6 +29,7 @@ SERVER = Path(__file__).with_name("scripted_server.py")
 class Scripted:
     url: str
     log: Path
+    pid: int
 
     def requests(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -43,7 +44,7 @@ def scripted_server(folder: Path, *args: str) -> Iterator[Scripted]:
     )
     try:
         assert process.stdout is not None
-        yield Scripted(f"http://127.0.0.1:{int(process.stdout.readline())}", log)
+        yield Scripted(f"http://127.0.0.1:{int(process.stdout.readline())}", log, process.pid)
     finally:
         process.kill()
         process.wait()
@@ -73,7 +74,15 @@ def make_cell(index: int = 0, **changes: Any) -> Cell:
     return Cell(**(facts | changes))
 
 
-MIXES = {"mini": [f"measured {i}" for i in range(40)], "hang": ["HANG here", "HANG there"]}
+MIXES = {
+    "mini": [f"measured {i}" for i in range(40)],
+    "hang": ["HANG here", "HANG there"],
+    "mixed": ["SLOW a", "quick b", "quick c", "quick d"],
+    "partly": ["HANG a", *(f"quick {i}" for i in range(20))],
+    "talk": ["ask 0", "ask 1", "ask 2", "FAIL 3"],
+}
+LATER = {"talk": ["and then?", "why?"]}
+"""Further user turns of every prompt of a mix."""
 WARMUP = ["warm 0", "warm 1"]
 
 
@@ -84,6 +93,7 @@ def make_job(run_dir: Path, url: str, cells: list[Cell], **changes: Any) -> Load
     for name, prompts in [*MIXES.items(), *((f"{mix}.warmup", WARMUP) for mix in MIXES)]:
         lines = [
             {"prompt_id": f"{name}-{i}", "stratum": f"s{i % 2}", "messages": [{"role": "user", "content": text}]}
+            | {"later_turns": LATER.get(name, [])}
             for i, text in enumerate(prompts)
         ]
         files[name] = f"prompts/{name}.jsonl"

@@ -3,8 +3,8 @@
     python scripted_server.py --log FILE [--step-ms 5] [--tokens 6]
 
 Prints its port. One JSON line per request in the log: {id, connection, auth, prompt, model, temperature, stream, t_ns}.
-A prompt with HANG in it gets two tokens and then silence; one with FAIL gets HTTP 500. Answers carry a speculation
-block with S=2, D=8, A=3. Also serves /v1/models and a tiny /metrics.
+A prompt with HANG in it gets two tokens and then silence, one with SLOW ten times the step, one with FAIL HTTP 500.
+Answers carry a speculation block with S=2, D=8, A=3. Also serves /v1/models and a tiny /metrics.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Server:
         text = request["messages"][-1]["content"] if "messages" in request else request["prompt"]
         record = {"id": headers.get("x-request-id"), "connection": number, "auth": headers.get("authorization")}
         record |= {"prompt": text, "model": request["model"], "temperature": request["temperature"]}
+        record |= {"messages": request.get("messages")}
         record |= {"stream": request["stream"], "max_tokens": request["max_tokens"], "t_ns": time.time_ns()}
         self.log.write(json.dumps(record) + "\n")
         if "FAIL" in text:
@@ -63,7 +64,7 @@ class Server:
             return self.plain(writer, 200, json.dumps(self.chunk(choice, self.tokens)))
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for i in range(self.tokens):
-            await asyncio.sleep(self.step_s)
+            await asyncio.sleep(self.step_s * (10 if "SLOW" in text else 1))
             last = i == self.tokens - 1
             choice = {"index": 0, "delta": {"content": "t"}, "finish_reason": "length" if last else None}
             self.event(writer, json.dumps(self.chunk(choice, i + 1)))

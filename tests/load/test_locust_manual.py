@@ -76,7 +76,7 @@ def test_headless_in_one_process(tmp_path: Path) -> None:
         rows, done = kit.read_rows(cell), kit.load(cell / "done.json")
         asked = server.requests()
     assert Counter(r["request_id"] for r in rows) == Counter(r["id"] for r in asked)
-    assert {r["phase"] for r in rows} == {"warmup", "measure"}
+    assert {r["phase"] for r in rows} >= {"warmup", "measure"}
     assert {r["user"] for r in rows} == set(range(5))
     assert {(r["temperature"], r["max_tokens"], r["stream"]) for r in asked} == {(0.5, 7, False)}
     assert {r["outcome"] for r in rows} == {"ok"}

@@ -52,7 +52,25 @@ def test_phase_is_by_send_time_and_no_warmup_prompt_is_ever_measured() -> None:
     assert run.phase(warm, 99) == run.phase(warm, 101) == "warmup"
     assert run.phase(measured, 100) == run.phase(measured, 199) == "measure"
     assert run.phase(measured, 200) == "drain"
-    assert run.take(200) is None
+
+
+def test_the_load_goes_on_after_the_window_until_its_last_request_has_ended() -> None:
+    """The only worker sees that by itself; one of several waits for the master's word."""
+    alone = CellRun(kit.make_cell(), mix(), 0)
+    alone.set_window(100, 200, (0, 1), 0)
+    alone.flying["0-0-0"] = 199
+    late = alone.take(200)
+    assert late is not None
+    assert alone.phase(late, 200) == "drain"
+    del alone.flying["0-0-0"]
+    alone.flying[late.request_id] = 200
+    assert alone.take(201) is None
+    one_of_two = CellRun(kit.make_cell(), mix(), 0)
+    one_of_two.set_window(100, 200, (0, 2), 0)
+    assert not one_of_two.holds()
+    assert one_of_two.take(200) is not None
+    one_of_two.close()
+    assert one_of_two.take(201) is None
 
 
 def test_without_a_pool_the_warmup_is_salted_apart() -> None:
@@ -86,7 +104,7 @@ def test_damaged_prompts_are_refused() -> None:
 def run_python(code: str) -> str:
     """Runs `code` in a process of its own: importing Locust patches the standard library of the process for good."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     return done.stdout
 
 
@@ -184,6 +202,7 @@ def test_arrivals_over_the_cap_are_dropped_and_counted_never_delayed(tmp_path: P
         out = run_python(
             f"""
 import locust, gevent, json, time
+from gevent.event import Event
 from loadtest.load import arrivals, cellrun
 from loadtest.load.sending import Sender
 from loadtest.model import Cell, LoadJob, Message, Prompt, from_json
@@ -195,8 +214,9 @@ run.set_window(start, start + 5 * 10**8, (0, 1), 0)
 answers, dropped = [], []
 sender = Sender(0, answers.append)
 sender.set_job(from_json(LoadJob, job), 1)
-arrivals.CAP = 3
-driver = arrivals.Arrivals(run, sender, dropped.append)
+driver = arrivals.Arrivals(run, sender, dropped.append, cap=3, halt=Event())
+gevent.sleep(0.01)  # libev's clock is as old as the imports
+gevent.spawn_later(0.6, run.close)  # the last arrival of the window is due at 0.1 + 0.45 s
 driver.drive()
 late = (time.time_ns() - run.end_ns) / 1e9
 gevent.sleep(0.05)
@@ -211,6 +231,7 @@ print(json.dumps([len(answers), told, run.dropped, run.sent, driver.busy, late])
     assert sent == run_sent == len(asked) == 3
     assert busy == 0
     assert late_s < 0.5  # the hanging server did not hold the schedule up
-    assert counted == len(dropped) == 7  # ten arrivals were due in half a second
+    assert counted == len(dropped) >= 7  # ten arrivals were due in half a second
     told = "dropped: 3 requests in flight at this worker"
-    assert dropped == [[seq, "censored", told, "measure", None] for seq in range(3, 10)]
+    assert dropped[:7] == [[seq, "censored", told, "measure", None] for seq in range(3, 10)]
+    assert {phase for *_, phase, _ in dropped[7:]} <= {"drain"}
