@@ -177,6 +177,8 @@ class _Stream:
             if not isinstance(choice, dict):
                 answer.bad = answer.bad or "an event has a choice that is no JSON object"
                 continue
+            if choice.get("finish_reason") and (block := find_block(event)) is not None:
+                answer.block = block  # some servers hang it on the choice that finishes
             has_text, visible = _read_choice(answer, choice)
             if has_text or (choice.get("finish_reason") and self._closing(total, choice)):
                 self._token_chunk(end, visible, total if len(choices) == 1 else None, choice)

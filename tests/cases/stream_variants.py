@@ -66,6 +66,9 @@ ERROR_OBJECT = {"error": {"message": "boom", "type": "server_error", "code": 500
 CHOICE1_STOP = event(choices=[*delta(0, "stop"), *delta(1, "stop")])
 TOOL = event(choices=delta(tool_calls=[{"index": 0, "id": "t", "function": {"name": "f", "arguments": "{}"}}]))
 WHOLE = ROLE + A + B + TAIL
+SPEC = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 3, "num_spec_tokens": 4}
+NO_BLOCK = {"spec_steps": None, "draft_tokens": None, "accepted_tokens": None, "spec_source": None}
+BLOCK = {"spec_steps": 2, "draft_tokens": 8, "accepted_tokens": 3, "spec_source": "response_block"}
 
 STREAMED: dict[str, tuple[Script, dict[str, Any]]] = {
     # usage and its places
@@ -248,6 +251,67 @@ STREAMED: dict[str, tuple[Script, dict[str, Any]]] = {
         ),
         ok(output_text="\ufffd\ufffd"),
     ),
+    # blocks in a stream
+    "block with the usage": (
+        at(ROLE, A, B, STOP + event(choices=[], usage=usage(2), metrics={"speculative_decoding": SPEC}) + DONE),
+        ok(**BLOCK),
+    ),
+    "block on the finishing choice": (
+        at(
+            ROLE, A, B, event(choices=[{**delta(finish="stop")[0], "speculative_decoding_stats": SPEC}]) + USAGE2 + DONE
+        ),
+        ok(**BLOCK),
+    ),
+    "block with the finishing choice": (
+        at(ROLE, A, B, event(choices=delta(finish="stop"), metrics={"speculative_decoding": SPEC}) + USAGE2 + DONE),
+        ok(**BLOCK),
+    ),
+    "block null at the end": (
+        at(ROLE, A, B, STOP + event(choices=[], usage=usage(2), metrics={"speculative_decoding": None}) + DONE),
+        ok(**NO_BLOCK),
+    ),
+    "metrics null after the block": (
+        at(
+            ROLE,
+            A,
+            B,
+            event(choices=delta(finish="stop"), metrics={"speculative_decoding": SPEC})
+            + event(choices=[], usage=usage(2), metrics=None)
+            + DONE,
+        ),
+        ok(**BLOCK),
+    ),
+    # more deltas
+    "role and first token in one delta": (
+        at(event(choices=delta(role="assistant", content="a")), B, TAIL),
+        ok(),
+    ),
+    "empty contents between the tokens": (
+        at(ROLE, ROLE + A, event(choices=delta(content="")) + B, TAIL),
+        ok(coalesced_reads=0),
+    ),
+    "finish reason as an empty text": (
+        at(ROLE, event(choices=delta(content="a", finish="")), B, TAIL),
+        ok(),
+    ),
+    "several tokens in the first chunk": (
+        at(
+            ROLE,
+            event(choices=delta(content="a"), usage=usage(3)),
+            event(choices=delta(content="b"), usage=usage(5)),
+            event(choices=delta(finish="stop"), usage=usage(5)) + event(choices=[], usage=usage(5)) + DONE,
+        ),
+        ok(completion_tokens=5, chunk_tokens=[3, 2], tpot_basis="first_chunk_known"),
+    ),
+    "token ids tell the tokens of a chunk": (
+        at(
+            ROLE,
+            event(choices=[{**delta(content="a")[0], "token_ids": [1, 2, 3]}]),
+            event(choices=[{**delta(content="b")[0], "token_ids": [4]}]),
+            STOP + event(choices=[], usage=usage(4)) + DONE,
+        ),
+        ok(completion_tokens=4, chunk_tokens=[3, 1], tpot_basis="first_chunk_known"),
+    ),
     # not a stream
     "JSON error with HTTP 200": (json_answer(json.dumps(ERROR_OBJECT)), bad("stream_error", "boom")),
     "object error with HTTP 200": (
@@ -284,8 +348,6 @@ def spec(steps: Any = 2, drafted: Any = 8, accepted: Any = 3, **more: Any) -> di
 
 
 PLAIN_OK = {"outcome": "ok", "output_text": "ab", "completion_tokens": 2, "error": None, "ttft_us": None}
-NO_BLOCK = {"spec_steps": None, "draft_tokens": None, "accepted_tokens": None, "spec_source": None}
-BLOCK = {"spec_steps": 2, "draft_tokens": 8, "accepted_tokens": 3, "spec_source": "response_block"}
 
 
 def refused(words: str = "") -> dict[str, Any]:
