@@ -17,6 +17,7 @@ from loadtest.judge.frame import Array, Floats
 from loadtest.judge.rates import rate_claim, relative_error, slice_rates, t_quantile
 from loadtest.judge.ratios import MIN_CLUSTERS, acceptance_interval, with_block
 from loadtest.judge.select import CellFacts, Group, baseline_of, paired_cells
+from loadtest.judge.staged import pooled_claim, staged_claim, suits
 from loadtest.judge.words import bounds_words, count, figure
 from loadtest.model import Slo
 from loadtest.plan.metrics import METRICS, RATIO_STAT, Metric, quantile_of
@@ -40,7 +41,18 @@ def limit_of(slo: Slo, metric: Metric) -> float:
 
 
 def claim_of(context: Context, slo: Slo, group: Group, cells: tuple[CellFacts, ...], stratum: str | None) -> Claim:
-    """The claim of one criterion over some repeats of a group."""
+    """The claim of one criterion over some repeats of a group; of windows with `measure = "auto"` by their looks."""
+    fixed = _fixed_claim(context, slo, group, cells, stratum)
+    if not suits(slo) or all(cell.get("auto_budget") is None for cell in cells):
+        return fixed
+    if len(cells) > 1:
+        return pooled_claim([claim_of(context, slo, group, (cell,), stratum) for cell in cells], fixed)
+    budget, stopped = int(cells[0]["auto_budget"]), cells[0].get("auto_stopped") is not False
+    return staged_claim(context.rows(cells, stratum), slo, budget, stopped, fixed) if fixed.n else fixed
+
+
+def _fixed_claim(context: Context, slo: Slo, group: Group, cells: tuple[CellFacts, ...], stratum: str | None) -> Claim:
+    """The claim from all rows at once."""
     metric = METRICS[slo.metric]
     limit = limit_of(slo, metric)
     if slo.stat == RATIO_STAT:

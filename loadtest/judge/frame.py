@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 NUMBERS = (
+    "seq",
     "send_ns",
     "intended_ns",
     "end_ns",

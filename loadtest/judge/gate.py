@@ -71,7 +71,7 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
 def judge_slo(context: Context, slo: Slo) -> list[Check]:
     """The checks of one criterion; one INCONCLUSIVE check without a scope where it selects nothing."""
     metric = METRICS[slo.metric]
-    chosen = [g for g in context.groups if selects(slo, g) and _applies(metric, slo, g)]
+    chosen = [g for g in context.groups if selects(slo, g) and applies(metric, slo, g)]
     checks = []
     for group in chosen:
         for stratum in _strata(context, slo, group):
@@ -83,8 +83,8 @@ def judge_slo(context: Context, slo: Slo) -> list[Check]:
     return [*checks, _check(slo, metric, None, "INCONCLUSIVE", words)]
 
 
-def _applies(metric: Metric, slo: Slo, group: Group) -> bool:
-    """A baseline has no acceptance and no baseline of its own."""
+def applies(metric: Metric, slo: Slo, group: Group) -> bool:
+    """Whether a criterion means this group at all: a baseline has no acceptance and no baseline of its own."""
     if not group.first["is_baseline"] and group.first["method"] != "none":
         return True
     return not ("pooled" in metric.stats or slo.stat == "median_ratio_to_baseline")

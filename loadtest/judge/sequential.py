@@ -65,7 +65,8 @@ def plan_looks(budget: int, q: float, confidence: float, count: int = LOOKS) -> 
 
 def spent(n: int, budget: int, confidence: float) -> float:
     """Error allowed up to a look at n effective requests, of the whole 1 - confidence."""
-    return (1.0 - confidence) * min(1.0, n / budget) ** POWER
+    share: float = min(1.0, n / budget) ** POWER
+    return (1.0 - confidence) * share
 
 
 def boundaries(looks: Sequence[int], q: float, confidence: float, budget: int | None = None) -> Boundary:

@@ -239,6 +239,9 @@ _CELLS: dict[str, Text] = {
     "server_fingerprints": ("", "rows", "distinct fingerprints of the responses"),
     "warnings": ("", "rows", "client warnings and how often"),
     "provenance_equal": ("", "provenance", "JSON {versions, gpus, model, host}: equal between compared configs"),
+    "auto_budget": ("requests", "plan", 'most requests of a window with `measure = "auto"`; null for other windows'),
+    "auto_stopped": ("", "done.json", "whether the looks ended the window before its budget"),
+    "auto_looks": ("", "done.json", "JSON: the looks, boundaries and spent error behind that, per criterion"),
     "notes": ("", "done.json, merge", "notes of the load master and of the merge"),
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ from loadtest.load.hdr import hlog_header, hlog_line, one_interval
 from loadtest.load.records import RAW_SCHEMA
 from loadtest.merge import cells as columns
 from loadtest.merge import latency
-from loadtest.merge.plan_cells import PlannedCell, planned_cells, read_run
+from loadtest.merge.plan_cells import PlannedCell, auto_columns, planned_cells, read_run
 from loadtest.merge.quantiles import QUANTILES
 from loadtest.merge.read_raw import RawFile, ahead, tables, worker_files
 from loadtest.merge.rows import RowSums, ints, known
@@ -126,6 +126,7 @@ class _Merge:
             "state_reason": planned.reason,
             "contradictions": [str(c) for c in planned.provenance.get("contradictions") or []],
             "provenance_equal": _comparable(planned.provenance),
+            **auto_columns(planned),
         }
         if planned.folder is None:
             return row, []

@@ -88,6 +88,22 @@ def planned_cells(run_dir: Path, run: dict[str, Any]) -> tuple[list[PlannedCell]
     return [_planned(run_dir, cell, cell.config in baselines, failures) for cell in cells], notes
 
 
+def auto_columns(planned: PlannedCell) -> dict[str, Any]:
+    """How a window with `measure = "auto"` ended; nothing for other windows.
+
+    A cell without `done.json` may have been told to stop: then it counts as stopped, which is the careful side.
+    """
+    if not planned.cell.auto or planned.folder is None:
+        return {}
+    told = (planned.done or {}).get("auto")
+    stop = told.get("stop") if isinstance(told, dict) else read_json(planned.folder / "stop.json")
+    return {
+        "auto_budget": planned.cell.measure_requests,
+        "auto_stopped": stop is not None,
+        "auto_looks": None if stop is None else json.dumps(stop.get("criteria"), ensure_ascii=False, sort_keys=True),
+    }
+
+
 def _planned(run_dir: Path, cell: Cell, is_baseline: bool, failures: dict[str, str]) -> PlannedCell:
     folder = run_dir / "cells" / cell.cell_id
     failed = failures.get(cell.cell_id)

@@ -174,5 +174,9 @@ CELLS_SCHEMA = pa.schema(
         pa.field("notes", pa.list_(pa.string())),
         # JSON {versions, gpus, model, host} of provenance.json: equal between compared configs; null = unknown
         pa.field("provenance_equal", pa.string()),
+        # measure = "auto": the budget, whether the looks ended the window before it, and what they saw (JSON)
+        pa.field("auto_budget", pa.int64()),
+        pa.field("auto_stopped", pa.bool_()),
+        pa.field("auto_looks", pa.string()),
     ]
 )
