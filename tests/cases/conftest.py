@@ -10,8 +10,9 @@ from loadtest.model import ClientSpec
 from loadtest.plan.datasets import load_dataset
 from loadtest.server.scraper import start_scraper
 from tests.cases import exchanges, kit
+from tests.cases.answer_variants import ANSWERED
 from tests.cases.kit import Run, Scrapers
-from tests.cases.stream_variants import ANSWERED, STREAMED
+from tests.cases.stream_variants import STREAMED
 
 
 @pytest.fixture(scope="session")

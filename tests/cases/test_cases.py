@@ -9,8 +9,9 @@ import pytest
 
 from tests.cases import kit
 from tests.cases.drivers import DRIVERS, World
+from tests.cases.entries import Fig, Holds, Ours, Told, Words
 from tests.cases.kit import SLUGS, Run, Scrapers
-from tests.cases.mapping import MAP, Fig, Holds, Ours, Told, Words
+from tests.cases.mapping import MAP
 
 JITTER_MS = 5.0
 """From the replay server's write to the kernel stamp at the client, beside the server's own lateness."""

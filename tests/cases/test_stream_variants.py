@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.cases import exchanges
+from tests.cases.answer_variants import ANSWERED
 from tests.cases.kit import Run
-from tests.cases.stream_variants import ANSWERED, STREAMED, Has
+from tests.cases.stream_variants import STREAMED, Has
 
 
 def row_of(run: Run, name: str) -> dict[str, Any]:
