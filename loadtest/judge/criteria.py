@@ -186,9 +186,9 @@ def _from_counters(slo: Slo, metric: Metric, limit: float, cells: tuple[CellFact
     figures = [cell.get(metric.name) for cell in cells]
     known = [float(f) for f in figures if f is not None and math.isfinite(f)]
     if stratum is not None or not known or len(known) < len(figures):
-        return Claim(
-            "INCONCLUSIVE", f"{metric.name} is not known: no draft was proposed, or neither requests nor counters tell"
-        )
+        words = f"{metric.name} is not known: no draft was proposed, or neither requests nor counters tell"
+        told = [n for cell in cells for key in ("edge_errors", "ctr_notes") for n in cell.get(key) or ()]
+        return Claim("INCONCLUSIVE", "; ".join([words, *told[:2]]))
     mean = math.fsum(known) / len(known)
     if len(known) < MIN_REPEATS:
         words = (

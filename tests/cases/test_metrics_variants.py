@@ -243,6 +243,7 @@ def test_a_page_that_is_none_keeps_the_latencies_and_passes_no_gate(scraped: Scr
     assert any(words in e and "window_end" in e for e in run.cell["edge_errors"]), run.cell["edge_errors"]
     (check,) = [c for c in run.judge(acceptance_slo()).checks if not c.implicit]
     assert check.status == "INCONCLUSIVE"
+    assert words in check.reason
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
