@@ -136,7 +136,7 @@ def test_the_starter_and_the_demo_plan_are_valid(tmp_path: Path) -> None:
         ),
         ({"more": "[client]\nworkers = 0\n"}, "client.workers: 0: should be greater"),
         ({"more": '[client]\napi_key_env = "a b"\n'}, "the name of an environment variable"),
-        ({"more": '[cache]\nsuffix = "hot"\n'}, "cache.suffix: \"hot\" is not allowed; write 'cold', 'fresh' or 'warm'"),
+        ({"more": '[cache]\nsuffix = "hot"\n'}, "\"hot\" is not allowed; write 'cold', 'fresh' or 'warm'"),
         ({"more": slo(P99 + '\nwhere = { config = "gram*" }')}, 'slo[0].where.config: "gram*" matches nothing'),
         ({"more": slo(P99 + '\nwhere = { load = "c2" }')}, "Known: c1"),
         ({"more": slo('metric = "ttft"\nstat = "p99"\nlimit = "1s"') * 2}, "is already criterion [0]"),

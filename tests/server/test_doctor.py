@@ -140,7 +140,8 @@ def test_what_the_right_vllm_does_not_know(plan_of, tmp_path):
     vllm = stub_vllm(tmp_path / "new", "0.32.0")
     plan = plan_of(
         [vllm, "serve"], '{ method = "ngramm", num_speculative_tokens = 4, tree_width = 3 }',
-        'max_model_len = 8192\nargs = ["--no-such-flag", "--enforce-eager"]', '[client]\nheaders_env = { X-Key = "NO_K" }',
+        'max_model_len = 8192\nargs = ["--no-such-flag", "--enforce-eager"]',
+        '[client]\nheaders_env = { X-Key = "NO_K" }',
     )  # fmt: skip
     found = examine(plan, tmp_path)
     assert "has no method 'ngramm'" in of(found, "method", "stop")[0].seen
