@@ -139,6 +139,12 @@ class ClientSpec:
     """Open loop: requests in flight per worker; an arrival above it is dropped and counted, never delayed."""
 
 
+def load_label(kind: LoadKind, value: float) -> str:
+    """Label of a load as it stands in the cell id, for example `c8` or `poisson4`."""
+    prefix = {"closed": "c", "sequential": "seq"}.get(kind, kind)
+    return f"{prefix}{value:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One measurement: config x mix x sampling x load x repeat."""
@@ -178,8 +184,7 @@ class Cell:
     @property
     def load(self) -> str:
         """Label of the load as it stands in the cell id, for example `c8` or `poisson4`."""
-        prefix = {"closed": "c", "sequential": "seq"}.get(self.load_kind, self.load_kind)
-        return f"{prefix}{self.load_value:g}"
+        return load_label(self.load_kind, self.load_value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from loadtest.errors import EndpointError, InputError
 from loadtest.load.cellrun import encode_prompts
 from loadtest.load.request import Endpoint
 from loadtest.model import SCHEMA_VERSION, Cell, ClientSpec, ConfigSpec, LoadJob, SamplingSpec, to_json
-from loadtest.plan.checks import DEFAULT_WARMUP, find_dataset
 from loadtest.plan.datasets import load_dataset
+from loadtest.plan.places import DEFAULT_WARMUP, find_dataset
 from loadtest.plan.units import parse_duration
 
 DRAIN_S = 10.0

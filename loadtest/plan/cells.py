@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from loadtest.model import Cell, ClientSpec, ConfigSpec, LoadKind, SamplingSpec, Slo, TargetSpec
+from loadtest.model import Cell, ClientSpec, ConfigSpec, SamplingSpec, Slo, TargetSpec
 from loadtest.plan.estimate import auto_requests
+from loadtest.plan.loads import LoadPoint, load_points
 from loadtest.plan.order import derive
-from loadtest.plan.schema import Config, Launch, Plan
+from loadtest.plan.schema import Config, Launch, Mix, Plan
 from loadtest.plan.sweep import GAMMA, swept
 
 
@@ -24,12 +25,13 @@ def expand(plan: Plan, *, run_nonce: str = "") -> tuple[list[ConfigSpec], list[C
     run of the same plan would else be served from the prefix cache.
     """
     specs = config_specs(plan)
+    settings = list(_settings(plan))
     cells: list[Cell] = []
     for repeat in range(1, plan.load.repeats + 1):
         block = specs if repeat % 2 or plan.load.order == "sequential" else specs[::-1]
         for spec in block:
-            for mix, sampling, kind, value in _settings(plan):
-                cells.append(_cell(plan, len(cells), spec, mix, sampling, kind, value, repeat, run_nonce))
+            for mix, sampling, point in settings:
+                cells.append(_cell(plan, len(cells), spec, mix, sampling, point, repeat, run_nonce))
     width = max(3, len(str(len(cells) - 1)))
     return specs, [_named(cell, width) for cell in cells]
 
@@ -46,10 +48,23 @@ def expand_probe(
     for spec in specs:
         for sampling in sampling_specs(plan):
             for mix in plan.mix:
-                cell = _cell(plan, len(cells), spec, mix.name, sampling, "sequential", 1.0, 1, run_nonce)
+                cell = _cell(plan, len(cells), spec, mix, sampling, LoadPoint("sequential", 1.0), 1, run_nonce)
                 cells.append(replace(cell, measure_s=None, measure_requests=requests[mix.name]))
     width = max(3, len(str(len(cells) - 1)))
     return specs, [_named(cell, width) for cell in cells]
+
+
+def load_cells(
+    plan: Plan, spec: ConfigSpec, point: LoadPoint, first: int, requests: int, *, run_nonce: str = ""
+) -> list[Cell]:
+    """The cells of one load of one config, each sampling and mix once, numbered from `first`.
+
+    Their windows end as soon as every criterion is certain, at the latest after `requests`.
+    """
+    pairs = [(sampling, mix) for sampling in sampling_specs(plan) for mix in plan.mix]
+    cells = [_cell(plan, first + k, spec, mix, s, point, 1, run_nonce) for k, (s, mix) in enumerate(pairs)]
+    auto = [replace(cell, measure_s=None, measure_requests=requests, auto=True) for cell in cells]
+    return [_named(cell, 3) for cell in auto]
 
 
 def server_starts(cells: Sequence[Cell], configs: Sequence[ConfigSpec] = ()) -> list[tuple[str, tuple[Cell, ...]]]:
@@ -112,52 +127,54 @@ def client_spec(plan: Plan) -> ClientSpec:
         keep_chunks=client.keep_chunks,
         api_key_env=client.api_key_env,
         headers_env=dict(client.headers_env),
+        max_in_flight=client.max_in_flight,
     )
 
 
-def _settings(plan: Plan) -> Iterator[tuple[str, SamplingSpec, LoadKind, float]]:
-    open_kind: LoadKind = plan.load.arrival
-    loads: list[tuple[LoadKind, float]] = [("closed", float(c)) for c in sorted(plan.load.concurrency)]
-    loads += [(open_kind, rate) for rate in sorted(plan.load.rate)]
+def _settings(plan: Plan) -> Iterator[tuple[Mix, SamplingSpec, LoadPoint]]:
+    points = load_points(plan)
     for sampling in sampling_specs(plan):
         for mix in plan.mix:
-            for kind, value in loads:
-                yield mix.name, sampling, kind, value
+            for point in points:
+                yield mix, sampling, point
 
 
 def _cell(
     plan: Plan,
     index: int,
     spec: ConfigSpec,
-    mix: str,
+    mix: Mix,
     sampling: SamplingSpec,
-    kind: LoadKind,
-    value: float,
+    point: LoadPoint,
     repeat: int,
     nonce: str,
 ) -> Cell:
     measure = plan.load.measure
-    shared = (plan.seed, mix, sampling.name, f"{kind}{value:g}", repeat)
+    shared = (plan.seed, mix.name, sampling.name, f"{point.kind}{point.value:g}", repeat)
+    counted = None if point.length_s is not None else auto_requests(slos(plan)) if measure.auto else measure.requests
     return Cell(
         index=index,
         cell_id="",
         config=spec.name,
         method=spec.method,
         gamma=spec.gamma,
-        mix=mix,
+        mix=mix.name,
         sampling=sampling,
-        load_kind=kind,
-        load_value=value,
+        load_kind=point.kind,
+        load_value=point.value,
         repeat=repeat,
         # 53 bits: whole in every JSON reader.
         order_seed=int.from_bytes(derive("order", *shared)[:8], "big") >> 11,
         salt=derive("salt", nonce, *shared).hex()[:8] if plan.cache.prefix == "salt" else "",
         warmup_s=plan.load.warmup,
-        measure_s=measure.duration_s,
-        measure_requests=auto_requests(slos(plan)) if measure.auto else measure.requests,
+        measure_s=measure.duration_s if point.length_s is None else point.length_s,
+        measure_requests=counted,
         drain_s=plan.load.drain,
         max_measure_s=plan.load.budget,
-        auto=measure.auto,
+        think_time_s=mix.think_time,
+        ramp=point.ramp,
+        trace_file=point.trace_file,
+        auto=measure.auto and point.length_s is None,
     )
 
 

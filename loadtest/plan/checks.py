@@ -6,34 +6,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import loadtest
+from loadtest.errors import LoadtestError
+from loadtest.plan.loads import load_points
 from loadtest.plan.methods import KNOWN_METHODS, unknown_parameters
+from loadtest.plan.places import dataset_places, find_dataset
 from loadtest.plan.problems import Loc, Problem
 from loadtest.plan.schema import Plan
 from loadtest.plan.slo import did_you_mean
 from loadtest.plan.sweep import SweepError, swept
 
-BUNDLED = Path(loadtest.__file__).parent.parent / "datasets"
-"""The data sets that come with the project."""
-DEFAULT_WARMUP = "datasets/warmup.jsonl"
-
 Entries = dict[str, list[tuple[int, Any]]]
 """List table -> (place in the file, entry) of its sound entries."""
-
-
-def find_dataset(name: str, folder: Path | None) -> Path | None:
-    """Where a data set lies: beside the plan, else in the current folder, else among the bundled ones; or None."""
-    return next((path for path in dataset_places(name, folder) if path.is_file()), None)
-
-
-def dataset_places(name: str, folder: Path | None) -> list[Path]:
-    """The places that are looked at, in order."""
-    path = Path(name).expanduser()
-    if path.is_absolute():
-        return [path]
-    places = [folder / path] if folder is not None else []
-    parts = path.parts[1:] if path.parts[:1] == ("datasets",) else path.parts
-    return [*places, Path.cwd() / path, BUNDLED.joinpath(*parts)]
 
 
 def entry_checks(entries: Entries, folder: Path | None) -> list[Problem]:
@@ -43,7 +26,7 @@ def entry_checks(entries: Entries, folder: Path | None) -> list[Problem]:
 
 def plan_checks(plan: Plan) -> list[Problem]:
     """What only a whole plan can show: baseline, sweep, selectors that match nothing."""
-    return _baselines(plan) + _caches(plan) + _sweep(plan) + _slos(plan)
+    return _baselines(plan) + _caches(plan) + _sweep(plan) + _trace(plan) + _slos(plan)
 
 
 def warnings_of(plan: Plan) -> list[str]:
@@ -143,13 +126,16 @@ def _slos(plan: Plan) -> list[Problem]:
     if _sweep(plan):
         return []
     configs = swept(plan)
-    rates, levels = plan.load.rate, plan.load.concurrency
+    try:
+        loads = [point.label for point in load_points(plan)]
+    except LoadtestError:  # told by _trace
+        return []
     known = {
         "config": [config.name for config in configs],
         "method": [str((config.speculative or {"method": "none"})["method"]) for config in configs],
         "mix": [mix.name for mix in plan.mix],
         "sampling": [sampling.name for sampling in plan.sampling],
-        "load": [*(f"c{c:g}" for c in levels), *(f"{plan.load.arrival}{r:g}" for r in rates)],
+        "load": loads,
     }
     problems = []
     for index, slo in enumerate(plan.slo):
@@ -160,3 +146,11 @@ def _slos(plan: Plan) -> list[Problem]:
                 hint = did_you_mean(glob, values)
                 problems.append(Problem(loc, f'"{glob}" matches nothing{hint} Known: {", ".join(values)}'))
     return problems
+
+
+def _trace(plan: Plan) -> list[Problem]:
+    try:
+        load_points(plan)
+    except LoadtestError as error:
+        return [Problem(("load", "trace", "file"), str(error))]
+    return []

@@ -90,7 +90,7 @@ def _checked(raw: dict[str, Any], source: str, folder: Path | None) -> Plan:
     entries: Entries = {table: list(enumerate(getattr(plan, table))) for table in LIST_TABLES}
     problems = entry_checks(entries, folder) + plan_checks(plan)
     if folder is None:  # from run.json: the prompts are in the run folder already
-        problems = [p for p in problems if p.loc[-1] not in ("dataset", "warmup")]
+        problems = [p for p in problems if p.loc[-1] not in ("dataset", "warmup", "file")]
     if problems:
         raise PlanError(listing(problems, source, raw))
     plan._warnings = tuple(warnings_of(plan))

@@ -10,8 +10,9 @@ from typing import Any
 
 from loadtest.errors import DatasetError, PlanError
 from loadtest.model import Prompt, to_json
-from loadtest.plan.checks import DEFAULT_WARMUP, dataset_places, find_dataset
 from loadtest.plan.datasets import Dataset, load_dataset
+from loadtest.plan.loads import TRACE_FILE, trace_arrivals
+from loadtest.plan.places import DEFAULT_WARMUP, dataset_places, find_dataset
 from loadtest.plan.rows import content_sha256
 from loadtest.plan.schema import Mix, Part, Plan
 
@@ -51,6 +52,9 @@ def write_prompts(plan: Plan, run_dir: Path) -> tuple[dict[str, str], dict[str, 
             lines = [json.dumps(to_json(prompt), ensure_ascii=False) + "\n" for prompt in prompts]
             path.write_text("".join(lines), encoding="utf-8", newline="\n")
             files[name] = path.relative_to(run_dir).as_posix()
+    if plan.load.trace is not None:
+        offsets = trace_arrivals(plan).offsets_s
+        (run_dir / TRACE_FILE).write_text("".join(f"{t!r}\n" for t in offsets), encoding="ascii", newline="\n")
     told = json.dumps(summary(mixes), ensure_ascii=False, indent=1)
     (folder / "datasets.json").write_text(f"{told}\n", encoding="utf-8", newline="\n")
     return files, {mix.name: mix.weights for mix in mixes}

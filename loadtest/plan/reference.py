@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from loadtest.plan.schema import Cache, Client, Config, Launch, Load, Measure, Mix, Part, Plan, Sampling, Target
+from loadtest.plan.load_table import Load, Measure, RampStep, Trace
+from loadtest.plan.schema import Cache, Client, Config, Launch, Mix, Part, Plan, Sampling, Target
 from loadtest.plan.slo import SloEntry
 from loadtest.plan.units import format_duration
 
@@ -26,6 +27,8 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`[[mix]]`", Mix),
     ("`mix.parts`", Part),
     ("`[load]`", Load),
+    ("`load.ramp`", RampStep),
+    ("`load.trace`", Trace),
     ("`[[sampling]]`", Sampling),
     ("`[[slo]]`", SloEntry),
     ("`[client]`", Client),

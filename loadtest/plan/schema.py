@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     PrivateAttr,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
 from loadtest.plan import rules
+from loadtest.plan.load_table import Load
 from loadtest.plan.slo import SloEntry
-from loadtest.plan.units import DURATION_PATTERN, Duration, PositiveDuration, format_duration, parse_duration
+from loadtest.plan.table import Table
+from loadtest.plan.units import Duration, PositiveDuration
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -31,61 +28,6 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Scalar = str | int | float | bool
 Argv = Annotated[list[str], Field(min_length=1)]
 """A command as an argument list: no shell splits it."""
-
-
-class Table(BaseModel):
-    """Base of every table: unknown keys are errors, no silent conversions, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """How long a window is: exactly one of a time, a number of requests, or as many as the SLOs need."""
-
-    duration_s: float | None = None
-    requests: int | None = None
-    auto: bool = False
-
-
-def _measure(value: object) -> object:
-    if isinstance(value, Measure):
-        return value
-    if value == "auto":
-        return Measure(auto=True)
-    if isinstance(value, dict):
-        count = value.get("requests")
-        if set(value) != {"requests"} or isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{value!r} is no window; write {{ requests = 1000 }} with a whole number of 1 or more")
-        return Measure(requests=count)
-    try:
-        seconds = parse_duration(value)
-    except ValueError:
-        raise ValueError(f'{value!r} is no window; write "60s", {{ requests = 1000 }} or "auto"') from None
-    if seconds <= 0:
-        raise ValueError(f"{value!r} is no window; it must be longer than 0")
-    return Measure(duration_s=seconds)
-
-
-def _measure_text(value: Measure) -> Any:
-    if value.auto:
-        return "auto"
-    return {"requests": value.requests} if value.duration_s is None else format_duration(value.duration_s)
-
-
-_MEASURE_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "pattern": DURATION_PATTERN},
-        {"const": "auto"},
-        {
-            "type": "object",
-            "properties": {"requests": {"type": "integer", "minimum": 1}},
-            "required": ["requests"],
-            "additionalProperties": False,
-        },
-    ]
-}
-Window = Annotated[Measure, BeforeValidator(_measure), PlainSerializer(_measure_text), WithJsonSchema(_MEASURE_SCHEMA)]
 
 
 class Target(Table):
@@ -236,6 +178,11 @@ class Mix(Table):
     turns: Literal["all", "first"] = Field(
         default="all", description="Conversations: replay every turn by the same user, or send the first turn only."
     )
+    think_time: Duration = Field(
+        default=0.0,
+        description="Mean pause of a user before each later turn of a conversation (exponential; the same pauses for "
+        "every config).",
+    )
 
     @field_validator("name")
     @classmethod
@@ -245,45 +192,6 @@ class Mix(Table):
                 f'"{name}" is taken by the warm-up pool of a mix; choose a name that does not end in .warmup'
             )
         return name
-
-
-class Load(Table):
-    """How hard, how long, how often. At least one of `concurrency` and `rate`."""
-
-    concurrency: list[Annotated[int, Field(ge=1)]] = Field(
-        default_factory=list, description="Closed loop: number of users, each with one request in flight."
-    )
-    rate: list[Annotated[float, Field(gt=0)]] = Field(
-        default_factory=list, description="Open loop: requests per second."
-    )
-    arrival: Literal["poisson", "constant"] = Field(default="poisson", description="Arrivals of the open loop.")
-    warmup: Duration = Field(default=20.0, description="Load before the window, at the same level, on other prompts.")
-    measure: Window = Field(
-        default=Measure(duration_s=60.0),
-        description='The window: a duration, `{ requests = 1000 }`, or `"auto"`: as many as the strictest SLO needs.',
-    )
-    drain: Duration = Field(default=60.0, description="Longest wait for requests in flight at the window's end.")
-    budget: PositiveDuration = Field(
-        default=3600.0, description='Longest window where `measure` is a number of requests or `"auto"`.'
-    )
-    repeats: int = Field(
-        default=3, ge=1, le=1000, description="How often all is measured, each with a fresh server start."
-    )
-    order: Literal["abba", "sequential"] = Field(
-        default="abba",
-        description="Order of the configs over the repeats: every other one reversed, or always the same.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Load:
-        problems = [] if self.concurrency or self.rate else ["write concurrency = [1, 8, 32] or rate = [4.0]"]
-        loads: dict[str, list[float]] = {"concurrency": [float(c) for c in self.concurrency], "rate": self.rate}
-        for key, values in loads.items():
-            twice = sorted({f"{v:g}" for v in values if sum(f"{w:g}" == f"{v:g}" for w in values) > 1})
-            problems += [f"{key}: {v} stands there more than once" for v in twice]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
 
 
 class Sampling(Table):
@@ -313,6 +221,12 @@ class Client(Table):
     total_timeout: PositiveDuration = Field(default=600.0, description="Longest request.")
     pace: PositiveDuration = Field(default=0.002, description="How often the reader looks at its sockets.")
     workers: int = Field(default=1, ge=1, le=1024, description="Worker processes that send.")
+    max_in_flight: int = Field(
+        default=1024,
+        ge=1,
+        description="Open loop: requests in flight per worker; an arrival above it is dropped and counted, never "
+        "delayed. One worker was shown to read 1,024 streams in time.",
+    )
     keep_text: bool = Field(default=True, description="Keep the answers; the check for equal output needs them.")
     keep_chunks: bool = Field(default=True, description="Keep the time of every chunk; false for long soaks.")
     api_key_env: EnvName = Field(
