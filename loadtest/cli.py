@@ -195,6 +195,48 @@ def _prepare(plan: Path, out: Path) -> RunFolder:
     return prepare(plan, out)
 
 
+@cli.command()
+@click.argument("plan", type=PLAN)
+@click.option(
+    "--config", "configs", multiple=True, help="Search this config only; may be given again. All if left out."
+)
+@click.option("--out", type=RUN, default=Path("reports"), show_default=True, help="Folder that gets the run folder.")
+@click.option("--by", type=click.Choice(["concurrency", "rate"]), help="Which load, where the plan has both.")
+@click.option("--max", "ceiling", type=float, help="Highest load to try; 1,024 times the plan's lowest if left out.")
+@click.option(
+    "--tolerance", type=float, default=0.1, show_default=True, help="Width of the interval, of its lower end."
+)
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of the whole interval.")
+def capacity(
+    plan: Path,
+    configs: tuple[str, ...],
+    out: Path,
+    by: str | None,
+    ceiling: float | None,
+    tolerance: float,
+    confidence: float,
+) -> None:
+    """Find the largest load of PLAN at which all criteria hold, per config, as an interval with its confidence.
+
+    \b
+    Example: loadtest capacity plan.toml --config eagle3 --max 256
+    Exit codes: 0 found for every config, 99 a config fails at the lowest load, 98 not decided or simulated.
+    """
+    from loadtest.capacity.drive import find_capacity, prepare_capacity
+    from loadtest.capacity.page import exit_code, publish_answer
+    from loadtest.capacity.settings import Asked
+    from loadtest.progress import reporter
+
+    prepared = prepare_capacity(plan, out, configs, Asked(by, ceiling, tolerance, confidence))
+    with reporter(len(prepared.configs) * prepared.settings.area.max_probes()) as show:
+        show.note(f"run folder: {prepared.run.path}")
+        found = find_capacity(prepared, show)
+        show.status("reporting")
+        click.echo(publish_answer(prepared, found))
+    click.echo(f"run: {prepared.run.path}")
+    sys.exit(exit_code(prepared, found))
+
+
 def _measure(folder: RunFolder, gate_it: bool = True, on_inconclusive: str = "fail") -> int:
     from loadtest.merge.merge import merge_run
     from loadtest.progress import reporter
