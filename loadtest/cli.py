@@ -110,19 +110,67 @@ def doctor(plan: Path, out: Path, as_json: bool) -> None:
 @click.option("--resume", type=RUN, help="Continue this run folder with its first unfinished cell; needs no PLAN.")
 @click.option("--no-gate", is_flag=True, help="Measure and merge only; exit 0 when every cell was measured.")
 @click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
-def run(plan: Path | None, out: Path, resume: Path | None, no_gate: bool, on_inconclusive: str) -> None:
+@click.option("--expect-workers", type=click.IntRange(min=1), help="Wait for so many `loadtest worker` processes.")
+@click.option("--bind", help="Address of this host where the workers come to; with --expect-workers.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5557, show_default=True, help="Its port.")
+@click.option("--web-ui", is_flag=True, help="Locust's web page on loopback while it measures.")
+@click.option("--web-port", type=click.IntRange(1, 65535), default=8089, show_default=True, help="Its port.")
+def run(
+    plan: Path | None,
+    out: Path,
+    resume: Path | None,
+    no_gate: bool,
+    on_inconclusive: str,
+    expect_workers: int | None,
+    bind: str | None,
+    port: int,
+    web_ui: bool,
+    web_port: int,
+) -> None:
     """Measure every cell of PLAN, merge, gate and report; ends with `run: PATH`.
 
     \b
     Example: loadtest run plan.toml --out reports
              loadtest run --resume reports/20261129-120000-night
+             loadtest run plan.toml --expect-workers 4 --bind 10.0.0.5
     """
+    from dataclasses import replace
+
+    from loadtest.load.remote import Remote
     from loadtest.run_folder import RunFolder
 
     if (plan is None) == (resume is None):
         raise click.UsageError("give either a PLAN to start or --resume RUN to continue")
+    if (expect_workers is None) != (bind is None):
+        raise click.UsageError("--expect-workers N and --bind HOST belong together")
+    remote = None if expect_workers is None or bind is None else Remote(expect_workers, bind, port)
+    if remote is not None:
+        remote.check()
     folder = _prepare(plan, out) if plan is not None else RunFolder(resume or out)
+    folder = replace(folder, remote=remote, web_port=web_port if web_ui else None)
     sys.exit(_measure(folder, gate_it=not no_gate, on_inconclusive=on_inconclusive))
+
+
+@cli.command()
+@click.option("--master", required=True, help="Host of `loadtest run --expect-workers`.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5557, show_default=True, help="Its port.")
+@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Workers to be.")
+@click.option("--patience", default="30m", show_default=True, help="End after so long without a master.")
+def worker(master: str, port: int, processes: int, patience: str) -> None:
+    """Send requests for a run on another host, until that run is over. Needs no plan and no data.
+
+    \b
+    Example: OPENAI_API_KEY=… loadtest worker --master 10.0.0.5 --processes 4
+    Exit codes: 0 the run is over, 1 no master for too long.
+    """
+    from loadtest.load.agent import run_worker
+    from loadtest.plan.units import parse_duration
+
+    try:
+        patience_s = parse_duration(patience)
+    except ValueError as e:
+        raise click.UsageError(f"--patience: {e}") from e
+    run_worker(master, port, processes=processes, patience_s=patience_s)
 
 
 @cli.command()

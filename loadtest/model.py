@@ -236,6 +236,8 @@ class LoadJob:
     bind_host: str | None = None
     """Address at which the master waits for `client.workers` workers of other hosts; None: it forks its own."""
     bind_port: int = 0
+    workers_timeout_s: float = 60.0
+    """Longest wait for the workers: forked ones say hello within a second."""
 
 
 T = TypeVar("T")

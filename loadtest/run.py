@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from loadtest.load.remote import say_farewell
 from loadtest.model import Cell, ClientSpec, ConfigSpec, Slo
 from loadtest.plan.cells import client_spec, expand, expand_probe, slos, target_spec
 from loadtest.plan.loader import load_plan
@@ -79,6 +80,9 @@ def drive(run: RunFolder, reporter: Reporter) -> None:
         except BaseException:
             run.update(state="interrupted", ended_ns=time.time_ns())
             raise
+        finally:
+            if run.remote is not None:
+                say_farewell(run.remote, reporter.note)
         missing = [c.cell_id for c in run.cells() if not run.is_done(c)]
         run.update(state="incomplete" if missing else "complete", ended_ns=time.time_ns(), missing_cells=missing)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from loadtest import __version__
 from loadtest.errors import LoadtestError, RunFolderError
+from loadtest.load.remote import Remote
 from loadtest.model import SCHEMA_VERSION, Cell, ClientSpec, ConfigSpec, Slo, TargetSpec, from_json, to_json
 from loadtest.plan.cells import server_starts
 
@@ -42,6 +43,10 @@ class RunFolder:
     """Paths and contents of one run."""
 
     path: Path
+    remote: Remote | None = None
+    """Workers of other hosts, for this measurement; None: Locust forks its own."""
+    web_port: int | None = None
+    """Locust's web page on loopback while it measures."""
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from loadtest.auto import AutoWatch
 from loadtest.errors import (
@@ -23,6 +24,7 @@ from loadtest.errors import (
     StartError,
 )
 from loadtest.load.launch import locust_argv, locust_env
+from loadtest.load.remote import FIRST_WAIT_S, NEXT_WAIT_S
 from loadtest.model import Cell, LoadJob, to_json
 from loadtest.progress import Reporter
 from loadtest.run_folder import RunFolder, ServerStart, write_json
@@ -73,6 +75,7 @@ class Session:
     def measure(self, cells: tuple[Cell, ...], job_name: str) -> None:
         """One Locust start for these cells. Raises ServerError for a dead server, LoadError for unfinished cells."""
         run, server, provenance = self.run, self.server, self._folder / "provenance.json"
+        client, remote = run.client(), run.remote
         job = LoadJob(
             run_id=self._facts["run_id"],
             run_dir=str(run.path.resolve()),
@@ -80,7 +83,7 @@ class Session:
             base_urls=tuple(server.base_urls),
             model_name=server.model_name,
             api=run.target().api,
-            client=run.client(),
+            client=client if remote is None else replace(client, workers=remote.workers),
             cells=cells,
             prompt_files=self._facts["prompt_files"],
             mix_weights={k: tuple(v) for k, v in self._facts["mix_weights"].items()},
@@ -89,6 +92,10 @@ class Session:
             server_fingerprint=server.fingerprint,
             simulated=bool(json.loads(provenance.read_text(encoding="utf-8")).get("simulated")),
         )
+        if remote is not None:
+            first = next(s.number for s in run.starts() if not all(run.is_done(c) for c in s.cells))
+            wait_s = FIRST_WAIT_S if self.start.number == first else NEXT_WAIT_S
+            job = replace(job, bind_host=remote.host, bind_port=remote.port, workers_timeout_s=wait_s)
         job_file = run.path / "jobs" / f"{job_name}.json"
         write_json(job_file, to_json(job))
         _run_locust(run, self.start, job, job_file, server, self.reporter)
@@ -191,9 +198,11 @@ def _run_locust(
         c.warmup_s + (c.measure_s if c.measure_s is not None else c.max_measure_s) + c.drain_s + CELL_OVERHEAD_S
         for c in job.cells
     )
+    budget_s += job.workers_timeout_s
+    page: dict[str, Any] = {} if run.web_port is None else {"web_ui": True, "web_port": run.web_port}
     with log.open("ab") as out:
         locust = subprocess.Popen(
-            locust_argv(job_file, job),
+            locust_argv(job_file, job, **page),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -16,7 +16,7 @@ from loadtest.errors import EXIT_CRASH, LoadError
 from loadtest.load import manual, webui
 from loadtest.load.lifeline import die_with_parent
 from loadtest.load.master import Master
-from loadtest.load.protocol import ENV_JOB
+from loadtest.load.protocol import ENV_JOB, ENV_PARENT
 from loadtest.load.selfproof import watch_master
 from loadtest.load.worker import Worker
 from loadtest.model import LoadJob, from_json
@@ -71,7 +71,8 @@ def _on_init(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
     # Locust handles SIGTERM only after the shape is done; until then the signal would end the master at once.
     gevent.signal_handler(signal.SIGTERM, _master.fail, "the run was stopped (SIGTERM)")
     # Waiting here saves the second that Locust's own waiting would take.
-    _master.await_workers(max(1, job.client.workers) if isinstance(runner, MasterRunner) else 1)
+    expected = max(1, job.client.workers) if isinstance(runner, MasterRunner) else 1
+    _master.await_workers(expected, job.workers_timeout_s)
 
 
 def _be_worker(environment: Any) -> None:
@@ -81,6 +82,8 @@ def _be_worker(environment: Any) -> None:
         die_with_parent(os.getppid())
     else:
         watch_master(environment.runner)
+        if agent := os.environ.get(ENV_PARENT):
+            die_with_parent(int(agent))
     environment.loadtest_worker = Worker(environment, environment.runner.worker_index)
 
 

@@ -40,15 +40,20 @@ def locust_argv(
 ) -> list[str]:
     """The argument list that runs all cells of `job`; start it with `locust_env(job_file)`.
 
-    There is always a master and at least one worker process: the process that measures does nothing else. The exit
-    code of the process is 0 only when every cell of the job is finished.
+    There is always a master and at least one worker process: the process that measures does nothing else. With
+    `job.bind_host` the workers come from other hosts (`loadtest worker`). The exit code of the process is 0 only when
+    every cell of the job is finished.
     """
     if not job_file.is_file():
         raise FileNotFoundError(f"no job file {job_file}: write it with loadtest.model.to_json first")
-    port = str(free_port())
-    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--processes", str(max(1, job.client.workers))]
-    argv += ["--master-bind-host", "127.0.0.1", "--master-bind-port", port]
-    argv += ["--master-host", "127.0.0.1", "--master-port", port]
+    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE)]
+    if job.bind_host is not None:
+        argv += ["--master", "--master-bind-host", job.bind_host, "--master-bind-port", str(job.bind_port)]
+    else:
+        port = str(free_port())
+        argv += ["--processes", str(max(1, job.client.workers))]
+        argv += ["--master-bind-host", "127.0.0.1", "--master-bind-port", port]
+        argv += ["--master-host", "127.0.0.1", "--master-port", port]
     argv += ["--host", job.base_urls[0], "--stop-timeout", "0"]
     if web_ui:
         argv += ["--web-host", web_host, "--web-port", str(web_port), "--autostart", "--autoquit", "0"]

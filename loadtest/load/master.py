@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ from locust.runners import STATE_MISSING, MasterRunner
 
 from loadtest import __version__
 from loadtest.errors import LoadError
-from loadtest.load import protocol
+from loadtest.load import clocks, protocol
 from loadtest.load.cellrun import mix_digest
+from loadtest.load.clocks import ClockBounds
 from loadtest.load.lifeline import parent_at_start
 from loadtest.load.recorder import Recorder
-from loadtest.load.selfproof import SelfProof, process_state
+from loadtest.load.selfproof import SelfProof, pid_space, process_state
 from loadtest.model import Cell, ConfigSpec, LoadJob, to_json
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class WorkerInfo:
     pid: int
     host: str
     version: str
+    pid_space: str
 
 
 class Master:
@@ -67,15 +68,18 @@ class Master:
         self.proof = SelfProof()
         self.ending = False
         self._cell_id: str | None = None
-        self._asked_ns = 0
         self._ready: dict[int, str | None] = {}
+        self._lack_key: list[str] = []
         self._sent_mixes: dict[str, str] = {}
         self._frozen = False
         self._trouble: str | None = None
         self._wake = Event()
         self._parent = parent_at_start()
+        self._pid_space = pid_space()
+        self._bounds: dict[int, ClockBounds] = {}
         for name, listener in (
             (protocol.HELLO, self._on_hello),
+            (protocol.LOOKED, self._on_looked),
             (protocol.READY, self._on_ready),
             (protocol.BATCH, self._on_batch),
             (protocol.DRAINED, self._on_drained),
@@ -141,19 +145,34 @@ class Master:
     def prepare(self, cell: Cell, job: LoadJob, sha256: str, recorder: Recorder, trace: bytes = b"") -> None:
         """Gets all workers ready for a cell. Raises CellAbortedError when one cannot run it."""
         self.recorder, self._cell_id = recorder, cell.cell_id
-        self._ready, self.finals, self.skew_ms, self._drained = {}, {}, {}, set()
+        self._ready, self.finals, self._drained, self._lack_key = {}, {}, set(), []
+        self.compare_clocks()
         self.proof.start()
         config = ConfigSpec(job.config.name, job.config.method, job.config.gamma)  # how it is launched stays here
         small = to_json(job) | {"config": to_json(config), "cells": [], "prompt_files": {}, "mix_weights": {}}
         message = {"cell": to_json(cell), "job": small, "workers": len(self.workers), "sha256": sha256}
         message |= {"trace": trace, "trace_sha256": hashlib.sha256(trace).hexdigest()}
-        self._asked_ns = time.time_ns()
         self.runner.send_message(protocol.CELL, message)
         if not self.wait(lambda: len(self._ready) >= len(self.workers), protocol.READY_TIMEOUT_S):
             silent = sorted(set(self.workers) - set(self._ready))
             raise CellAbortedError(f"workers {silent} did not get ready within {protocol.READY_TIMEOUT_S:.0f} s")
         if errors := [e for e in self._ready.values() if e]:
             raise CellAbortedError("; ".join(errors))
+        key = job.client.api_key_env
+        if os.environ.get(key, "").strip() and self._lack_key:
+            raise CellAbortedError(
+                f"{', '.join(self._lack_key)}: {key} is not set there, but it is set here; each worker takes the key "
+                "from its own environment"
+            )
+
+    def compare_clocks(self) -> None:
+        """Asks all workers for the time, several times: `skew_ms` holds bounds of each clock's offset to this one."""
+        self._bounds = {index: ClockBounds() for index in self.workers}
+        for n in range(1, clocks.ROUNDS + 1):
+            self.runner.send_message(protocol.CLOCK, {"asked_ns": time.time_ns()})
+            if not self.wait(lambda n=n: all(b.answers >= n for b in self._bounds.values()), clocks.ANSWER_S):  # type: ignore[misc]
+                break
+        self.skew_ms = {index: bounds.ms() for index, bounds in self._bounds.items() if bounds.answers}
 
     def send_window(self, cell: Cell, start_ns: int, end_ns: int, stripes: dict[str, list[int]]) -> None:
         """Opens the cell at the workers, or moves an edge of its window."""
@@ -196,7 +215,9 @@ class Master:
 
     def _on_hello(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
         d = msg.data
-        info = WorkerInfo(int(d["index"]), str(msg.node_id), int(d["pid"]), str(d["host"]), str(d["version"]))
+        info = WorkerInfo(
+            int(d["index"]), str(msg.node_id), int(d["pid"]), str(d["host"]), str(d["version"]), str(d["pid_space"])
+        )
         if info.version != __version__:
             self.fail(
                 f"worker {info.index} on {info.host} runs loadtest {info.version}, the master {__version__}: "
@@ -210,12 +231,22 @@ class Master:
     def _on_ready(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
         d = msg.data
         if d["cell_id"] == self._cell_id:
-            self._ready[int(d["index"])] = d["error"]
-            # The worker looked at its clock between our asking and now: its skew lies between these two.
-            bounds = ((d["time_ns"] - time.time_ns()) / 1e6, (d["time_ns"] - self._asked_ns) / 1e6)
-            self.skew_ms[int(d["index"])] = (round(bounds[0], 1), round(bounds[1], 1))
-            self._wake.set()
-            self._wake.clear()
+            index = int(d["index"])
+            self._ready[index] = d["error"]
+            if not d["has_key"]:
+                self._lack_key.append(f"worker {index} on {self.workers[index].host}")
+            self._nudge()
+
+    def _on_looked(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
+        d, got_ns = msg.data, time.time_ns()
+        if (bounds := self._bounds.get(int(d["index"]))) is not None:
+            bounds.add(int(d["asked_ns"]), int(d["time_ns"]), got_ns)
+            self._nudge()
+
+    def _nudge(self) -> None:
+        """Whoever waits looks again."""
+        self._wake.set()
+        self._wake.clear()
 
     def _on_batch(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
         d = msg.data
@@ -243,15 +274,19 @@ class Master:
                 self.fail(f"the process that started this run (pid {self._parent}) is gone: the run ends")
             if not self.distributed:
                 continue
-            for index, worker in self.workers.items():
+            for index, worker in list(self.workers.items()):
                 if index not in self.lost and (why := self._loss(worker)) is not None:
+                    if not self._frozen and not self._children:  # others may still come from other hosts
+                        log.warning("worker %d on %s left before the first cell: %s", index, worker.host, why)
+                        del self.workers[index]
+                        continue
                     self.lost[index] = why
                     self.fail(f"worker {index} (pid {worker.pid} on {worker.host}) is lost: {why}")
             if not self._frozen and (gone := [p for p in self._children if process_state(p) in ("dead", "gone")]):
                 self.fail(f"worker processes {gone} ended before the first cell; their log lines say why")
 
     def _loss(self, worker: WorkerInfo) -> str | None:
-        if worker.host == socket.gethostname() and (state := process_state(worker.pid)) is not None:
+        if worker.pid_space == self._pid_space and (state := process_state(worker.pid)) is not None:
             return f"its process is {state}"
         node = self.runner.clients.get(worker.client_id)
         if node is None:

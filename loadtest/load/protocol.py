@@ -5,6 +5,7 @@ processes the same messages are handed over in the process. Every message about 
 
 Master to workers::
 
+    lt_clock    {asked_ns}                                              look at your clock
     lt_mix      {mix, sha256, prompts: bytes, warmup: bytes, weights}   once per mix; JSON Lines of Prompt
     lt_cell     {cell, job, workers, sha256, trace: bytes, trace_sha256}   the cell to get ready for
     lt_window   {cell_id, start_ns, end_ns, stripes: {worker: [offset, stride]}}   opens the gate, or moves the end
@@ -13,8 +14,9 @@ Master to workers::
 
 Workers to master::
 
-    lt_hello    {index, pid, host, version}
-    lt_ready    {cell_id, index, error, time_ns}                        error: why the cell cannot be run, or null
+    lt_hello    {index, pid, host, version, pid_space}
+    lt_looked   {index, asked_ns, time_ns}
+    lt_ready    {cell_id, index, error, has_key}                        error: why the cell cannot be run, or null
     lt_batch    {cell_id, index, rows, data: bytes}                     one Arrow record batch of RAW_SCHEMA, no schema
     lt_drained  {cell_id, index}                                        no request of the window is in flight here
     lt_final    {cell_id, index, counts}                                what the worker saw; the last of a cell
@@ -22,7 +24,8 @@ Workers to master::
 
 from __future__ import annotations
 
-MIX, CELL, WINDOW, STOP, ABORT = "lt_mix", "lt_cell", "lt_window", "lt_stop", "lt_abort"
+CLOCK, MIX, CELL, WINDOW, STOP, ABORT = "lt_clock", "lt_mix", "lt_cell", "lt_window", "lt_stop", "lt_abort"
+LOOKED = "lt_looked"
 HELLO, READY, BATCH, DRAINED, FINAL = "lt_hello", "lt_ready", "lt_batch", "lt_drained", "lt_final"
 
 ENV_JOB = "LOADTEST_JOB"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -104,6 +106,18 @@ def _clock_offset_ns() -> int:
         if after - before < best:
             best, offset = after - before, wall - (before + after) // 2
     return offset
+
+
+def pid_space() -> str:
+    """Names the system and, on Linux, the PID namespace: process ids mean the same only where this is equal.
+
+    Two containers may have one host name, and one host may have two namespaces.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
 
 
 def process_state(pid: int) -> str | None:

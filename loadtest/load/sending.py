@@ -6,6 +6,7 @@ Import after locust.
 from __future__ import annotations
 
 import heapq
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +14,28 @@ from typing import Any
 
 from gevent.event import AsyncResult
 
+from loadtest.errors import LoadError
 from loadtest.load.cellrun import CellRun, Ticket
 from loadtest.load.engine import Connection, RawExchange, Reader
 from loadtest.load.parse import RequestFacts
-from loadtest.load.request import RequestBuilder
+from loadtest.load.request import Endpoint, RequestBuilder
 from loadtest.model import JsonDict, LoadJob
 
 BACKOFF_S = (0.1, 1.0)
 """Pause of a user after a request that could not even be sent, doubled each time up to the second value: a server
 that is down must not be asked thousands of times a second. The rows still show every try."""
+
+
+def require_reachable(url: str, timeout_s: float) -> None:
+    """Opens and closes a connection. Raises LoadError: an address that the master reaches may mean nothing here."""
+    endpoint = Endpoint.parse(url)
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s).close()
+    except OSError as e:
+        raise LoadError(
+            f"host {socket.gethostname()} does not reach the server at {url}: {e}; give the config a url (or a "
+            "launch.host) that all workers reach"
+        ) from e
 
 
 class UserSlot:

@@ -26,8 +26,8 @@ from loadtest.load.engine import IdleParser, quiet_collector
 from loadtest.load.lifeline import raise_file_limit
 from loadtest.load.parse import parse_exchange
 from loadtest.load.schedule import OPEN_KINDS, decode_trace
-from loadtest.load.selfproof import SelfProof
-from loadtest.load.sending import BACKOFF_S, Answer, Sender, UserSlot
+from loadtest.load.selfproof import SelfProof, pid_space
+from loadtest.load.sending import BACKOFF_S, Answer, Sender, UserSlot, require_reachable
 from loadtest.load.uistats import UiStats
 from loadtest.model import Cell, LoadJob, from_json
 
@@ -62,6 +62,7 @@ class Worker:
         self._proof = SelfProof()
         self._before: dict[str, int] = {}
         for name, listener in (
+            (protocol.CLOCK, self._on_clock),
             (protocol.MIX, self._on_mix),
             (protocol.CELL, self._on_cell),
             (protocol.WINDOW, self._on_window),
@@ -71,7 +72,7 @@ class Worker:
             self.runner.register_message(name, listener)
         environment.events.user_error.add_listener(self._on_user_error)
         hello = {"index": index, "pid": os.getpid(), "host": socket.gethostname(), "version": __version__}
-        self.runner.send_message(protocol.HELLO, hello)
+        self.runner.send_message(protocol.HELLO, hello | {"pid_space": pid_space()})
 
     # -- users
 
@@ -124,6 +125,10 @@ class Worker:
 
     # -- messages of the master
 
+    def _on_clock(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
+        looked = {"index": self.index, "asked_ns": msg.data["asked_ns"], "time_ns": time.time_ns()}
+        self.runner.send_message(protocol.LOOKED, looked)
+
     def _on_mix(self, environment: Any, msg: Any) -> None:  # noqa: ARG002
         try:
             mix = decode_mix(msg.data)
@@ -142,13 +147,17 @@ class Worker:
         except Exception as e:
             log.exception("cell %s cannot be run", cell.cell_id)
             error = f"worker {self.index}: {type(e).__name__}: {e}"
-        ready = {"cell_id": cell.cell_id, "index": self.index, "error": error, "time_ns": time.time_ns()}
+        has_key = bool(os.environ.get(msg.data["job"]["client"]["api_key_env"], "").strip())
+        ready = {"cell_id": cell.cell_id, "index": self.index, "error": error, "has_key": has_key}
         self.runner.send_message(protocol.READY, ready)
 
     def _prepare(self, cell: Cell, job: LoadJob, workers: int, sha256: str) -> None:
         mix = self._mixes.get(cell.mix)
         if mix is None or mix.sha256 != sha256:
             raise ValueError(f"the prompts of mix {cell.mix!r} did not arrive whole")
+        if job.bind_host is not None and job != self.sender.job:
+            for url in job.base_urls:
+                require_reachable(url, job.client.connect_timeout_s)
         builders = self.sender.set_job(job, workers)
         run = CellRun(cell, mix, self.index)
         for builder in builders:  # a sampling that cannot be sent is told now, not once per request

@@ -1,0 +1,73 @@
+"""`loadtest worker`: keeps Locust worker processes for one master until its run is over. No locust, no gevent here.
+
+It needs the package and, where the server wants one, the API key in its environment; plan, prompts and trace come from
+the master. A Locust process serves one Locust start; for the next one a new process is started.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from loadtest.errors import LoadError
+from loadtest.load.launch import LOCUSTFILE
+from loadtest.load.protocol import ENV_JOB, ENV_PARENT
+from loadtest.load.remote import look
+
+LOOK_EVERY_S = 0.5
+PATIENCE_S = 1800.0
+"""Longest time without a master: a large model needs ten minutes to load, twice that with a download."""
+END_S = 5.0
+"""A Locust process that was told to end is gone within a second."""
+
+
+def run_worker(host: str, port: int, *, processes: int = 1, patience_s: float = PATIENCE_S) -> None:
+    """Serves the master at host:port until it says that the run is over. Raises LoadError where it is silent for long.
+
+    Every process is a worker of its own and is counted by `--expect-workers`.
+    """
+    _say(f"waiting for the master at {host}:{port} ({processes} process{'es' if processes > 1 else ''})")
+    seen = time.monotonic()
+    while True:
+        found = look(host, port)
+        if found == "farewell":
+            _say("the run is over")
+            return
+        if found == "master":
+            _serve(host, port, processes)
+            seen = time.monotonic()
+        elif time.monotonic() - seen > patience_s:
+            raise LoadError(
+                f"no master answered at {host}:{port} for {patience_s:.0f} s; is `loadtest run --expect-workers` "
+                "running there, and is the port open?"
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def _serve(host: str, port: int, processes: int) -> None:
+    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker"]
+    argv += ["--master-host", host, "--master-port", str(port)]
+    env = {k: v for k, v in os.environ.items() if k != ENV_JOB} | {ENV_PARENT: str(os.getpid())}
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        started += [subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL) for _ in range(processes)]
+        _say(f"serving with process {', '.join(str(p.pid) for p in started)}")
+        for process in started:
+            process.wait()
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.terminate()
+        for process in started:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            process.kill()
+            process.wait()
+    _say(f"Locust ended with code {', '.join(str(p.returncode) for p in started)}")
+
+
+def _say(text: str) -> None:
+    print(f"loadtest worker: {text}", file=sys.stderr, flush=True)
