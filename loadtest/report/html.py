@@ -45,7 +45,7 @@ def render(data: RunData, rows: Sequence[Row], verdict: Verdict) -> bytes:
         results=[(r, results.cells(r, results.quality_cell(r, quality))) for r in rows],
         unmeasured=results.unmeasured(rows),
         strata=[(r, name, s, r.figures_of(name)) for r in rows for name, s in r.strata.items()],
-        sides=side_by_side(data.path),
+        sides=side_by_side(data.path, data),
         bundled=summary.BUNDLED,
         claim={"p99": P99_CLAIM_N, "p95": P95_CLAIM_N},
         css=Markup(_text("page.css")),  # noqa: S704 - our own file

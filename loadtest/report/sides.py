@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.merge.read import RunData
+from loadtest.report.workload import workload
+
 MAX_TEXT = 160
 
 
@@ -48,8 +51,8 @@ EXPECTED_TO_DIFFER = (
 """Parts of keys that belong to the config under test, not to what must be equal."""
 
 
-def side_by_side(run_dir: Path) -> Sides:
-    """Read servers/*/provenance.json of a run; servers that never started show "not measured"."""
+def side_by_side(run_dir: Path, data: RunData | None = None) -> Sides:
+    """Read servers/*/provenance.json of a run, and with `data` what each server was given and gave."""
     found: dict[str, dict[str, str]] = {}
     for folder in sorted((run_dir / "servers").glob("*")):
         file = folder / "provenance.json"
@@ -61,6 +64,8 @@ def side_by_side(run_dir: Path) -> Sides:
         values = tuple(facts.get(key, "–") for facts in found.values())
         expected = any(part in key.lower() for part in EXPECTED_TO_DIFFER)
         sides.append(Side(key, values, len(set(values)) > 1, expected))
+    given = [] if data is None else workload(data, tuple(found))
+    sides[2:2] = [Side(fact.key, fact.values, fact.differs, expected=False) for fact in given]
     return Sides(tuple(found), tuple(sides))
 
 

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
+
+Check = Callable[[str, bool, object], None]
+"""Takes the name of a fact, whether it holds, and what was seen."""
 
 
 def main(run: Path) -> int:
@@ -64,9 +69,27 @@ def main(run: Path) -> int:
         f"select count(*) filter (where list_sum(chunk_tokens) <> completion_tokens) from {requests}"
     ).fetchall()
     check("tokens per chunk add up to the usage", chunks[0][0] == 0, f"{chunks[0][0]} rows differ")
+    check_provenance(run, facts["configs"], check)
+    strange = db.sql(
+        f"select config, server_fingerprint, count(*) from {requests} "
+        "where server_fingerprint is distinct from config group by all"
+    ).fetchall()
+    check("every response names its config", not strange, strange or f"{rows} rows")
     if problems:
         print(f"{run}: {len(problems)} facts do not hold", file=sys.stderr)
     return 1 if problems else 0
+
+
+def check_provenance(run: Path, configs: list[dict[str, Any]], check: Check) -> None:
+    """Each server start proved method, number of draft tokens, model and fingerprint; nothing contradicts the plan."""
+    asked = {c["name"]: c for c in configs}
+    for file in sorted((run / "servers").glob("*/provenance.json")):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        wanted = ["model", "system_fingerprint", "speculative.method"]
+        wanted += [f"speculative.{key}" for key in asked[told["config"]]["speculative"] or {}]
+        status = {key: told["facts"].get(key, {}).get("status") for key in wanted}
+        proven = all(s == "proven" for s in status.values()) and not told["contradictions"]
+        check(f"{file.parent.name} is what was asked", proven, ", ".join(f"{k} {s}" for k, s in status.items()))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 plan=${1:?usage: e2e.sh PLAN [OUT]}
 out=${2:-reports}
+.venv/bin/loadtest doctor "$plan" --out "$out"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 set +e
