@@ -37,7 +37,7 @@ check: $(STAMP) ## ruff, format, mypy --strict
 coverage: $(STAMP) ## the tests with branch coverage
 	$(BIN)/pytest --cov --cov-report=term
 
-e2e-vllm: $(STAMP) ## real vLLM servers on the CPU: baseline, n-gram, draft model, gated (needs about 4 GB of disk)
+e2e-vllm: $(STAMP) ## real vLLM servers on the CPU: all five methods, gated (about 15 minutes, 4 GB of disk)
 	tools/vllm_cpu/setup.sh
 	tools/vllm_cpu/e2e.sh plans/vllm-cpu.toml
 
