@@ -91,6 +91,18 @@ def consistent(row: Mapping[str, Any]) -> bool:
     return all(checks)
 
 
+def exceeds(row: Mapping[str, Any]) -> bool:
+    """Whether the block tells of more tokens than the answer has: it belongs to more than this request.
+
+    N = 1 + undrafted steps + S + A - overrun, and the overrun of one request is at most gamma, or gamma and a step more
+    where the engine schedules a step ahead; twice that is no rounding.
+    """
+    tokens, gamma = row["completion_tokens"], row["num_spec_tokens"]
+    if tokens is None or gamma is None or row["spec_steps"] is None:
+        return False
+    return bool(row["spec_steps"] + row["accepted_tokens"] - tokens > 2 * (gamma + 1))
+
+
 def count(value: Any, most: int = INT32_MAX) -> int | None:
     """A count of 0 to `most`, whole floats included; None for anything else, true and texts included."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or not 0 <= value <= most:

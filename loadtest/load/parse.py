@@ -102,8 +102,8 @@ def _parse(raw: RawExchange, facts: RequestFacts) -> dict[str, Any]:
     _times(row, raw, message, answer, times, facts, ok, is_json, warnings)
     columns, problem = spec.read_block(answer.block)
     row.update(columns)
-    if problem:
-        warnings.append(problem)
+    if problem or spec.exceeds(row):
+        warnings.append(problem or "block_inconsistent")
     _server_view(row, answer)
     _output(row, answer, ok, facts)
     row["warning"] = ";".join(warnings) or None

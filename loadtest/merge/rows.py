@@ -230,6 +230,9 @@ class RowSums:
                 (has & (sum_jh != accepted)).sum()
             )
             self.breaches["more accepted than drafted"] += int((accepted > drafted).sum())
+            tokens, gamma = ints(picked, "completion_tokens", -1), ints(picked, "num_spec_tokens", -1)
+            beyond = (steps + accepted - tokens > 2 * (gamma + 1)) & (tokens >= 0) & (gamma >= 0)
+            self.breaches["more tokens than the answer has: the block of several requests?"] += int(beyond.sum())
             self.breaches["more drafted steps than draft tokens"] += int((steps > drafted).sum())
             return
         over = _overrun(picked, steps, accepted)

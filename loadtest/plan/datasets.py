@@ -22,6 +22,8 @@ from loadtest.errors import DatasetError
 from loadtest.model import Prompt
 from loadtest.plan.rows import RowError, category_of, read_row, source_id
 
+_WRAPPERS = frozenset({"data", "rows", "examples", "instances", "prompts", "questions", "samples"})
+"""Names under which exports put their rows; anything else is a row of its own."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ESCAPED = re.compile("[\udc80-\udcff]")
 """A byte that is no UTF-8, as `surrogateescape` keeps it. The decoder itself never gives a surrogate."""
@@ -197,9 +199,24 @@ def _records(path: Path, data: bytes) -> Iterator[tuple[int, int, Any]]:
         raise DatasetError(f"{path}: line 1: the file is empty")
     if text[start] == "[":
         return _array(path, text, start)
+    if text[start] == "{" and (inner := _wrapped(text, start)) >= 0:
+        return _array(path, text, inner, wrapped=True)
     if text[start] == "{" and _spans_lines(text, start):
         return _objects(path, text, start)
     return _lines(text)
+
+
+def _wrapped(text: str, start: int) -> int:
+    """Where the rows begin in a file that is one object around a list of rows (`{"data": […]}`); -1 for any other."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return -1
+    lists = [k for k, v in value.items() if isinstance(v, list) and v and all(isinstance(i, dict) for i in v)]
+    if _skip_space(text, end) < len(text) or len(lists) != 1 or lists[0] not in _WRAPPERS:
+        return -1
+    match = re.compile(rf'"{lists[0]}"\s*:\s*(?=\[)').search(text, start)
+    return match.end() if match else -1
 
 
 def _unpacked(path: Path, data: bytes) -> bytes:
@@ -261,7 +278,8 @@ def _objects(path: Path, text: str, start: int) -> Iterator[tuple[int, int, Any]
         position = _skip_space(text, end)
 
 
-def _array(path: Path, text: str, start: int) -> Iterator[tuple[int, int, Any]]:
+def _array(path: Path, text: str, start: int, *, wrapped: bool = False) -> Iterator[tuple[int, int, Any]]:
+    """The rows of an array; of a `wrapped` one a row may sit under `row` (the viewer of a data hub writes it so)."""
     position, line, record, counted = _skip_space(text, start + 1), 1, 0, 0
     if text[position : position + 1] == "]":
         raise DatasetError(f"{path}: line 1: the array is empty")
@@ -273,6 +291,8 @@ def _array(path: Path, text: str, start: int) -> Iterator[tuple[int, int, Any]]:
         if end < 0:
             # Where one element cannot be parsed, nobody knows where the next one starts.
             raise DatasetError(f"{path}: line {line} (row {record}): {value}")
+        if wrapped and isinstance(value, dict) and isinstance(value.get("row"), dict):
+            value = value["row"]
         yield line, record, value
         position = _skip_space(text, end)
         mark = text[position : position + 1]
@@ -281,7 +301,7 @@ def _array(path: Path, text: str, start: int) -> Iterator[tuple[int, int, Any]]:
         position = _skip_space(text, position + 1)
     line += text.count("\n", counted, position)
     after = _skip_space(text, position + 1)
-    rest = mark == "]" and after < len(text)
+    rest = mark == "]" and after < len(text) and not wrapped
     if mark != "]" or rest:
         line += text.count("\n", position, after) if rest else 0
         problem = "more text after the array's end" if rest else "the array is not closed: ',' or ']' expected"

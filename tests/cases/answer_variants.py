@@ -104,6 +104,11 @@ ANSWERED: dict[str, tuple[Script, dict[str, Any]]] = {
         plain(spec(per_step_accepted=[1, 1], per_step_drafted=[4, 4])),
         {**BLOCK, "warning": Has("block_inconsistent")},
     ),
+    "block of several requests": (
+        plain(spec(20, 80, 60, num_spec_tokens=4)),
+        {"spec_steps": 20, "warning": Has("block_inconsistent")},
+    ),
+    "cut last step": (plain(spec(1, 4, 4, num_spec_tokens=4)), {"spec_steps": 1, "warning": None}),
     "block empty": (plain(message(metrics={"speculative_decoding": {}})), NO_BLOCK),
     "metrics a list": (plain(message(metrics=[])), NO_BLOCK),
     "block a number": (plain(message(metrics={"speculative_decoding": 1})), NO_BLOCK),

@@ -40,7 +40,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Run:
     files["dead"] = kit.write_prompts(folder, "dead", [(name, name) for name in dead])
     first = kit.make_cell(0, mix="streams", load=len(scripts))
     second = kit.make_cell(1, mix="dead", load=4)
-    times = {"warmup_s": 0.0, "salt": "", "drain_s": 2.5}
+    times = {"warmup_s": 0.0, "salt": "", "drain_s": 3.5}
     cells = [
         kit.changed_cell(first, measure_s=3.5, **times),
         kit.changed_cell(second, measure_s=1.0, **times | {"drain_s": 4.0}),

@@ -139,9 +139,9 @@ DONE = b"data: [DONE]\n\n"
 TAIL = STOP + USAGE2 + DONE
 
 
-def at(*data: bytes, **more: Any) -> Script:
-    """Pieces at 30, 100, 120, 140 … ms."""
-    return script([((30, 100)[i] if i < 2 else 80 + 20 * i, d) for i, d in enumerate(data)], **more)
+def at(*data: bytes, step_ms: float = 20, **more: Any) -> Script:
+    """Pieces at 30, 100, 120, 140 … ms; a longer step where a stall of the client must not merge two of them."""
+    return script([((30, 100)[i] if i < 2 else 100 + step_ms * (i - 1), d) for i, d in enumerate(data)], **more)
 
 
 def retokenised() -> Script:

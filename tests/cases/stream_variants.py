@@ -168,7 +168,10 @@ STREAMED: dict[str, tuple[Script, dict[str, Any]]] = {
         at(ROLE, A, event(choices=delta(1, content="x")), STOP),
         {"outcome": "truncated", "completion_tokens": None},
     ),
-    "first token in the read of the role": (at(ROLE + A, B, TAIL), ok(first_chunk_merged=False, coalesced_reads=0)),
+    "first token in the read of the role": (
+        at(ROLE + A, B, TAIL, step_ms=700),
+        ok(first_chunk_merged=False, coalesced_reads=0),
+    ),
     "two tokens in the first read": (at(ROLE, A + B, TAIL), ok(first_chunk_merged=True, coalesced_reads=1)),
     # errors inside a stream
     "error null everywhere": (
@@ -287,7 +290,7 @@ STREAMED: dict[str, tuple[Script, dict[str, Any]]] = {
         ok(),
     ),
     "empty contents between the tokens": (
-        at(ROLE, ROLE + A, event(choices=delta(content="")) + B, TAIL),
+        at(ROLE, ROLE + A, event(choices=delta(content="")) + B, TAIL, step_ms=700),
         ok(coalesced_reads=0),
     ),
     "finish reason as an empty text": (

@@ -40,6 +40,8 @@ FILES: dict[str, bytes | str] = {
     "array with CR": '[\r{"prompt": "a"},\r{"prompt": "né"}\r]',
     "objects, pretty": '{\n "prompt": "a"\n}\n{\n "prompt": "né"\n}',
     "objects, pretty, CRLF": '{\r\n "prompt": "a"\r\n}\r\n{\r\n "prompt": "né"\r\n}\r\n',
+    "rows under data": '{"version": 1, "data": [{"prompt": "a"}, {"prompt": "né"}], "n": [2]}',
+    "rows, each under row": '{"rows": [\n{"row_idx": 0, "row": {"prompt": "a"}},\n{"row": {"prompt": "né"}}]}',
     "escapes": '{"prompt": "\\u0061"}\n{"prompt": "n\\u00e9"}',
     "fields that stand twice with one value": '{"prompt": "a", "prompt": "a"}\n{"prompt": "né"}',
 }
@@ -89,6 +91,7 @@ BROKEN: dict[str, tuple[bytes | str, str]] = {
     "field twice": ('{"prompt": "x"}\n{"prompt": "a", "prompt": "b"}', "line 2.*stands twice"),
     "field twice inside": ('{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "stands twice"),
     "field twice in an array": ('[{"prompt": "x"},\n{"prompt": "a", "prompt": "b"}]', "line 2.*stands twice"),
+    "a bad row under data": ('{"data": [\n{"prompt": "a"},\n{"prompt": 1}]}', "line 3.*must be a text"),
     "control character": ('{"prompt": "a\x01"}', "not valid JSON"),
     "nested too deeply": ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "too deeply"),
     "nested deeply": ('{"prompt": "a", "x": ' + "[" * 3000 + "]" * 3000 + "}", "too deeply"),

@@ -223,6 +223,14 @@ def test_acceptance_from_requests_without_drafts_is_undefined(tmp_path: Path) ->
     assert status_of(found, acceptance_slo()) == "INCONCLUSIVE"
 
 
+def test_a_block_that_counts_other_requests_too_passes_no_gate(tmp_path: Path) -> None:
+    """The engine's running totals in every answer: 31 tokens cannot hold 500 accepted drafts."""
+    spec = {"spec_steps": 200, "draft_tokens": 800, "accepted_tokens": 500, "num_spec_tokens": 4}
+    found = run(tmp_path, [timed_row(i, OK, spec_source="response_block", **spec) for i in range(40)])
+    assert any("several requests" in b and "40 rows" in b for b in found.cell["spec_identity_breaches"])
+    assert status_of(found, acceptance_slo()) == "INCONCLUSIVE"
+
+
 def test_block_sums_are_pooled_not_averaged(tmp_path: Path) -> None:
     """2 of 4 and 96 of 100: 98/104, not the mean of 50 % and 96 %."""
     spec = [
