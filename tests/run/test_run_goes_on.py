@@ -50,14 +50,14 @@ def test_the_good_configs_are_measured_before_and_after_the_bad_ones(folder: Pat
     }, result(folder)["stderr"]  # fmt: skip
     assert json.loads((folder / "run.json").read_text())["state"] == "incomplete"
     assert cells(folder)["ngram-4"]["ok"] > 0
-    assert result(folder)["code"] == 99, "the stub answers nothing, which is over the error budget"
+    assert result(folder)["code"] in (98, 99), "simulated and synthetic servers never pass"
 
 
 @pytest.mark.parametrize(
     ("config", "phase", "reason", "words"),
     [
         ("oom", "start", "out_of_memory", "CUDA out of memory. Tried to allocate 224.00 MiB"),
-        ("hangs", "start", "hang", "not ready after 2 s"),
+        ("hangs", "start", "hang", "the server was not ready after"),
         ("lies", "proof", "ConfigContradictionError", "num_speculative_tokens: asked 4"),
         ("dies", "measure", "engine_dead", "the engine died while it served"),
     ],
