@@ -16,7 +16,7 @@ from loadtest.errors import EXIT_CRASH, LoadError
 from loadtest.load import manual, webui
 from loadtest.load.lifeline import die_with_parent
 from loadtest.load.master import Master
-from loadtest.load.protocol import ENV_JOB, ENV_PARENT
+from loadtest.load.protocol import ENV_CONNECTED, ENV_JOB, ENV_PARENT
 from loadtest.load.selfproof import watch_master
 from loadtest.load.worker import Worker
 from loadtest.model import LoadJob, from_json
@@ -84,6 +84,8 @@ def _be_worker(environment: Any) -> None:
         watch_master(environment.runner)
         if agent := os.environ.get(ENV_PARENT):
             die_with_parent(int(agent))
+        if fd := os.environ.get(ENV_CONNECTED):
+            os.write(int(fd), b"+")
     environment.loadtest_worker = Worker(environment, environment.runner.worker_index)
 
 

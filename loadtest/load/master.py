@@ -223,6 +223,8 @@ class Master:
                 f"worker {info.index} on {info.host} runs loadtest {info.version}, the master {__version__}: "
                 "install the same version on both"
             )
+        elif self.ending:
+            log.info("worker on %s came when the run was ending", info.host)
         elif self._frozen:
             self.fail(f"worker {info.index} on {info.host} came in mid-run; start all workers before the first cell")
         else:

@@ -33,6 +33,9 @@ ENV_JOB = "LOADTEST_JOB"
 ENV_PARENT = "LOADTEST_PARENT_PID"
 """Process id of who started the master; when it is gone the run ends. Unset: the parent at start-up."""
 
+ENV_CONNECTED = "LOADTEST_CONNECTED_FD"
+"""File descriptor that gets one byte from each worker process of `loadtest worker` that has found its master."""
+
 BATCH_INTERVAL_S = 0.5
 """Rows reach the master's file at most about this late, so a kill loses less than a second."""
 WINDOW_LEAD_NS = 200_000_000

@@ -133,10 +133,11 @@ def watch_master(runner: Any) -> None:
     """Ends this worker when its master, on another host, has been silent for long: no process outlives the run."""
 
     def watch() -> None:
+        began = time.time()
         while True:
             gevent.sleep(1.0)
-            last = runner.last_heartbeat_timestamp
-            if last and time.time() - last > MASTER_SILENCE_S:
+            last = runner.last_heartbeat_timestamp or began  # a master that was ending may never have answered
+            if time.time() - last > MASTER_SILENCE_S:
                 os.write(2, b"loadtest: the master is silent; this worker ends\n")
                 os._exit(EXIT_CRASH)
 

@@ -48,6 +48,8 @@ class Server:
             return self.plain(writer, 200, json.dumps({"object": "list", "data": [{"id": "scripted"}]}))
         if path == "/metrics":
             return self.plain(writer, 200, "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n")
+        if not path.endswith("/completions"):
+            return self.plain(writer, 404, json.dumps({"error": {"message": f"no {path}"}}))
         request = json.loads(body)
         text = request["messages"][-1]["content"] if "messages" in request else request["prompt"]
         record = {"id": headers.get("x-request-id"), "connection": number, "auth": headers.get("authorization")}
@@ -97,10 +99,11 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--log", required=True)
     parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--tokens", type=int, default=6)
     args = parser.parse_args()
     server = await asyncio.start_server(
-        Server(args.log, args.step_ms / 1000, args.tokens).serve, "127.0.0.1", 0, limit=2**20, backlog=1024
+        Server(args.log, args.step_ms / 1000, args.tokens).serve, args.host, 0, limit=2**20, backlog=1024
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
