@@ -145,7 +145,10 @@ def foreign(facts: Facts) -> str | None:
     share = value(facts, "unexplained_share")
     if share is None:
         return "the server's token counters could not be compared with the requests"
-    return f"{100 * share:.1f} % of the server's tokens are not ours" if abs(share) > FOREIGN_SHARE else None
+    if abs(share) <= FOREIGN_SHARE:
+        return None
+    # The other sign is a replica that nobody scraped, or an old page: the note says which.
+    return str(facts.get("residual_note") or f"{100 * share:.1f} % of the server's tokens are not ours")
 
 
 def no_requests(facts: Facts) -> str | None:

@@ -167,6 +167,15 @@ def test_latencies_below_and_above_the_histogram_are_kept_and_counted(tmp_path: 
     assert (cell["e2e_n"], cell["hdr_overflow"], cell["e2e_p999_us"]) == (4, 1, 7.2e9)
 
 
+def test_a_page_that_does_not_move_while_requests_are_served_is_told(tmp_path: Path) -> None:
+    """A proxy that keeps an old page of /metrics, or a replica that is not in metrics_urls."""
+    rows = [timed_row(i, OK) for i in range(400)]
+    found = kit.run_of(tmp_path, Part(rows, scrapes=kit.quiet_scrapes([], speculative=True)))
+    reasons = {r.code: r.seen for c in found.judge(TTFT).cells for r in c.reasons}
+    assert "no scraped endpoint counted" in reasons["foreign_traffic"]
+    assert found.judge(TTFT).status != "PASS"
+
+
 def test_aborted_requests_explain_what_they_can_and_no_more(tmp_path: Path) -> None:
     """Two cut requests of 64 tokens explain up to 128 of the server's tokens, not 1,000."""
     rows = [timed_row(i, OK, completion_tokens=31) for i in range(4)]
