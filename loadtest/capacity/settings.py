@@ -111,7 +111,7 @@ def _criteria(given: Sequence[Slo]) -> tuple[list[Slo], list[str]]:
         if "load" in slo.where:
             left_out.append(f"{slo.name!r}: its `load` selector; the search goes over the loads")
         asked.append(dataclasses.replace(slo, where={k: v for k, v in slo.where.items() if k != "load"}))
-    if not any(slo.metric == "error_rate" for slo in asked) and asked:
+    if asked and not any(slo.metric == "error_rate" and "stratum" not in slo.where for slo in asked):
         # Asked by the gate anyway; here it takes part in the level and in the budget.
         asked.append(implicit_slo())
     return asked, left_out

@@ -22,8 +22,9 @@ from loadtest.judge.select import CellFacts, Group, names_baseline, selects
 from loadtest.judge.verdict import CellTrust, Check, Decision, Reason, Scope, Status, Verdict, worst
 from loadtest.model import Slo
 from loadtest.plan.metrics import METRICS, Metric
+from loadtest.plan.estimate import IMPLICIT_ERRORS
 
-IMPLICIT_ERROR_BUDGET = 0.01
+IMPLICIT_ERROR_BUDGET = IMPLICIT_ERRORS
 """Share of failed requests allowed where no criterion on error_rate selects a cell: fast rejects must not look fast.
 It equals the share that a P99 limit leaves over."""
 IMPLICIT_NAME = "error_rate <= 1% (implicit)"

@@ -50,7 +50,7 @@ def criteria_of(facts: CellFacts, slos: Sequence[Slo]) -> list[Slo]:
     """
     group = Group((facts,))
     chosen = [slo for slo in slos if selects(slo, group) and applies(METRICS[slo.metric], slo, group)]
-    if not any(slo.metric == "error_rate" for slo in chosen):
+    if not any(slo.metric == "error_rate" and "stratum" not in slo.where for slo in chosen):
         chosen.append(implicit_slo())
     return chosen
 

@@ -19,6 +19,8 @@ DEFAULT_REQUESTS = 1000
 ALLOWED_OVER = 4
 """Requests over the limit that an "auto" window can bear and still make its claim: with none allowed, a config whose
 true share over the limit is 0.1 % would be refused one time in four (n = 299, P99)."""
+IMPLICIT_ERRORS, IMPLICIT_CONFIDENCE = 0.01, 0.95
+"""The error budget that the gate asks for where no SLO does: the share that a P99 limit leaves over."""
 ASSUMED_TPOT_S = 0.02
 """Time per output token where nothing is known yet: a mid-size model on one data-centre GPU under load."""
 START_S = 120.0
@@ -89,8 +91,13 @@ def why_no_number(slo: Slo) -> str:
 
 
 def auto_requests(slos: Sequence[Slo]) -> int:
-    """Requests of an "auto" window: what the strictest SLO needs with a few requests over its limit."""
+    """Most requests of an "auto" window: what the strictest SLO needs with a few requests over its limit.
+
+    Where no SLO bounds the errors the gate does so itself; a window that could never show that would decide nothing.
+    """
     needed = [n for slo in slos if (n := needed_for(slo, ALLOWED_OVER)) is not None]
+    if slos and not any(slo.metric == "error_rate" and "stratum" not in slo.where for slo in slos):
+        needed += [n for n in (requests_needed(1 - IMPLICIT_ERRORS, IMPLICIT_CONFIDENCE, ALLOWED_OVER),) if n]
     return max(needed, default=DEFAULT_REQUESTS)
 
 

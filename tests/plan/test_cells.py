@@ -126,7 +126,9 @@ def test_a_cold_suffix_cache_keeps_nothing_and_a_warm_one_is_left_alone(make_pla
         ("{ requests = 50 }", "", None, 50),
         ('"auto"', "", None, 1000),
         ('"auto"', '[[slo]]\nmetric = "ttft"\nstat = "p99"\nlimit = "1s"\n', None, 913),
-        ('"auto"', '[[slo]]\nmetric = "ttft"\nstat = "p95"\nlimit = "1s"\n', None, 181),
+        # The gate's own error budget of 1 % needs as many as a P99.
+        ('"auto"', '[[slo]]\nmetric = "ttft"\nstat = "p95"\nlimit = "1s"\n', None, 913),
+        ('"auto"', '[[slo]]\nmetric = "error_rate"\nlimit = "5%"\n', None, 181),
     ],
 )
 def test_windows(make_plan: MakePlan, measure: str, slo: str, seconds: float | None, requests: int | None) -> None:
