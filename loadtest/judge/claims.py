@@ -103,7 +103,7 @@ def quantile_claim(values: Values, limit: float, q: float, confidence: float, un
     n = len(values.high)
     label = f"P{100 * q:g}"
     if n == 0:
-        return Claim("INCONCLUSIVE", f"{label} not claimable: no request has a {name}")
+        return Claim("INCONCLUSIVE", f"{label} not claimable: {name} is not known for any request")
     over = int((values.high > limit).sum())
     surely_over = int((values.low > limit).sum())
     size = effective(values.high, limit, q)
@@ -189,7 +189,7 @@ def share_claim(
     """
     n = len(bad_high)
     if n == 0:
-        return Claim("INCONCLUSIVE", f"{what}: no request was sent")
+        return Claim("INCONCLUSIVE", f"{what}: not known, no request was sent")
     over = int(bad_high.sum())
     size = Effective(n, tau(bad_high))
     _, worst = orderstats.share_bounds(size.over_for_pass(over), size.n_eff, confidence)
@@ -214,7 +214,7 @@ def share_claim(
         )
     hits = n - over if good else over
     reason = (
-        f"{what} {hits} of {count(n, n_unit)} = {figure(estimate, 'share')}, "
+        f"{what}: {hits} of {count(n, n_unit)} = {figure(estimate, 'share')}, "
         f"{bounds_words(lower, upper, limit, confidence, 'share', 'higher' if good else 'lower')}{tail}"
     )
     if size.tau > 1.0:
@@ -225,7 +225,7 @@ def share_claim(
 def error_claim(rows: Rows, limit: float, confidence: float) -> Claim:
     """Share of requests sent that failed or were cut at the end of the drain."""
     bad = ~rows["ok"]
-    return share_claim(bad, bad, limit, confidence, good=False, what="failed or cut:")
+    return share_claim(bad, bad, limit, confidence, good=False, what="failed or cut")
 
 
 def goodput_claim(rows: Rows, limits: dict[str, float], limit: float, confidence: float) -> Claim:
@@ -237,4 +237,4 @@ def goodput_claim(rows: Rows, limits: dict[str, float], limit: float, confidence
         bad_high |= defined & ~(high <= most)
         bad_low |= defined & (low > most)
     asked = " and ".join(f"{k} <= {figure(v, METRICS[k].unit)}" for k, v in limits.items())
-    return share_claim(bad_high, bad_low, limit, confidence, good=True, what=f"good ({asked}):")
+    return share_claim(bad_high, bad_low, limit, confidence, good=True, what=f"good ({asked})")

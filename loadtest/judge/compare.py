@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ from loadtest.model import to_json as plain
 DELTA = 0.05
 """How much slower counts as a regression, if the caller does not say: the drift between two starts of the same build
 is a few percent."""
+
+
+KEYS = ("plan", "prompts", "versions", "gpus", "model", "host")
+"""What must be equal in both runs, unless the user allows the difference by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +79,24 @@ def compare_runs(old: RunLike, new: RunLike, *, delta: float = DELTA, allow: Ite
     """Compare two runs of the same plan.
 
     delta: largest slow-down of TPOT, E2E or TTFT (and loss of output rate) that is no regression, as a share. allow:
-    keys of the provenance, or "plan", that may differ. Raises InputError where the runs may not be compared.
+    names of KEYS that may differ. Raises InputError where the runs may not be compared.
     """
     allowed = tuple(sorted(set(allow)))
+    unknown = [key for key in allowed if key not in KEYS]
+    if unknown:
+        raise InputError(f"{', '.join(unknown)} cannot be allowed to differ; known: {', '.join(KEYS)}")
     if not 0.0 < delta < 1.0:
         raise InputError(f"delta must lie between 0 and 1 (0.05 means 5 % slower), got {delta}")
     plans = old.run.get("plan_sha256"), new.run.get("plan_sha256")
     if (plans[0] is None or plans[0] != plans[1]) and "plan" not in allowed:
         raise InputError(
             f"the runs have different plans ({plans[0]} and {plans[1]}); compare runs of one plan or allow `plan`"
+        )
+    sets = _data_sets(old), _data_sets(new)
+    if None not in sets and sets[0] != sets[1] and "prompts" not in allowed:
+        raise InputError(
+            "the runs used other prompt files (prompts/datasets.json differs), so prompts with one id may have two "
+            "texts; measure both on the same files, or say --allow prompts"
         )
     one, two = load_context(old), load_context(new)
     _check_provenance(one, two, allowed)
@@ -105,6 +119,13 @@ def compare_runs(old: RunLike, new: RunLike, *, delta: float = DELTA, allow: Ite
     )
 
 
+def _data_sets(run: RunLike) -> str | None:
+    """prompts/datasets.json of a run folder: the hashes of its prompt files; None where there is none."""
+    folder = getattr(run, "path", None)
+    file = None if folder is None else Path(folder) / "prompts" / "datasets.json"
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+
+
 def _check_provenance(one: Context, two: Context, allowed: Sequence[str]) -> None:
     """Every config must have run on the same versions, model and machine in both."""
     for cell in two.cells:
@@ -123,7 +144,12 @@ def _check_provenance(one: Context, two: Context, allowed: Sequence[str]) -> Non
 
 
 def _group(one: Context, two: Context, old: Group, new: Group, delta: float, allowed: Sequence[str]) -> GroupComparison:
-    both = [(b, {**c, "allowed_differences": list(allowed)}) for b, c in paired_cells(old, new)]
+    both = []
+    for b, c in paired_cells(old, new):
+        means = paired.mean_lengths(one.frame.cell(b["cell_id"]), _renumbered(one, two, c["cell_id"]))
+        lengths = (None, None) if means is None else means
+        facts_of_new = {**c, "allowed_differences": list(allowed), "mean_output_tokens": lengths[1]}
+        both.append(({**b, "mean_output_tokens": lengths[0]}, facts_of_new))
     reasons: dict[str, Reason] = {}
     for b, c in both:
         of_cells = [*one.trust[b["cell_id"]], *two.trust[c["cell_id"]]]
@@ -153,14 +179,17 @@ def _group(one: Context, two: Context, old: Group, new: Group, delta: float, all
 
 
 def _pair(one: Context, two: Context, old_id: str, new_id: str, name: str) -> paired.Pairs:
-    """Prompts are numbered per run, so the new run's numbers are brought to the old run's first."""
+    return paired.pair(one.frame.cell(old_id), _renumbered(one, two, new_id), name)
+
+
+def _renumbered(one: Context, two: Context, new_id: str) -> Rows:
+    """Rows of a cell of the new run. Prompts are numbered per run, so its numbers are brought to the old run's."""
     names = {prompt: code for code, prompt in enumerate(one.frame.names["prompt_id"])}
     fresh = iter(range(len(names), len(names) + len(two.frame.names["prompt_id"])))
     codes = np.array([names[p] if p in names else next(fresh) for p in two.frame.names["prompt_id"]], dtype=np.int64)
     new = two.frame.cell(new_id)
     keys = two.frame.columns["pair_key"]
-    renumbered = {**two.frame.columns, "pair_key": codes[keys // TURNS] * TURNS + keys % TURNS}
-    return paired.pair(one.frame.cell(old_id), Rows(renumbered, new.picked), name)
+    return Rows({**two.frame.columns, "pair_key": codes[keys // TURNS] * TURNS + keys % TURNS}, new.picked)
 
 
 def _no_worse(name: str, ratio: RatioEstimate, delta: float) -> Status:

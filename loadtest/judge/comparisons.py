@@ -14,7 +14,7 @@ from loadtest.judge.context import NOT_REAL, Context
 from loadtest.judge.crossover import LoadPoint, crossing_of
 from loadtest.judge.frame import Floats
 from loadtest.judge.ratios import MIN_CLUSTERS
-from loadtest.judge.select import Group, baseline_of, paired_cells
+from loadtest.judge.select import CellFacts, Group, baseline_of, paired_cells
 from loadtest.judge.verdict import Comparison, Crossover, Reason
 
 CONFIDENCE = 0.95
@@ -32,6 +32,8 @@ class Compared:
     load_kind: str
     draws: Floats | None
     """Log speed-ups; None without an interval."""
+    blockers: tuple[Reason, ...] = ()
+    """What keeps the comparison from counting, but for the server being simulated or its acceptance synthetic."""
 
 
 def compare_all(context: Context) -> list[Compared]:
@@ -50,11 +52,14 @@ def compare_all(context: Context) -> list[Compared]:
 
 def _compare(context: Context, group: Group, base: Group | None, stratum: str | None) -> Compared:
     both = [] if base is None else paired_cells(base, group)
-    reasons: dict[str, Reason] = {} if both else {"no_baseline": RUN_REASONS["no_baseline"]}
+    of_pairs: dict[str, Reason] = {} if both else {"no_baseline": RUN_REASONS["no_baseline"]}
+    reasons: dict[str, Reason] = {}
     for b, c in both:
-        cells_reasons = [r for cell in (b, c) for r, _ in context.trust[cell["cell_id"]] if r.blocking]
-        for reason in [*cells_reasons, *pair_reasons(b, c)]:
+        for reason in (r for cell in (b, c) for r, _ in context.trust[cell["cell_id"]] if r.blocking):
             reasons.setdefault(reason.code, reason)
+        for reason in pair_reasons(*paired_facts(context, b, c)):
+            of_pairs.setdefault(reason.code, reason)
+    reasons |= of_pairs
     pairs = {
         name: [paired.pair(context.rows([b], stratum), context.rows([c], stratum), name) for b, c in both]
         for name in paired.RATIOS
@@ -74,12 +79,28 @@ def _compare(context: Context, group: Group, base: Group | None, stratum: str | 
         repeats=tuple(int(c["repeat"]) for _, c in both),
         pairs=sum(len(p.logs) for p in speed),
         unpaired=sum(p.unpaired for p in pairs[SPEEDUP]),
-        length_ratio=_mean_length_ratio([length_ratio(b, c) for b, c in both]),
+        length_ratio=_mean_length_ratio([length_ratio(*paired_facts(context, b, c, stratum)) for b, c in both]),
         ratios=ratios,
         trusted=not any(r.blocking for r in reasons.values()),
-        reasons=tuple(reasons.values()),
+        reasons=tuple(reasons),
+        details=tuple(of_pairs.values()) if stratum is None else (),
     )
-    return Compared(comparison, facts["load_kind"], paired.boot_means(speed, context.seed) if enough else None)
+    draws = paired.boot_means(speed, context.seed) if enough else None
+    blocking = tuple(r for r in reasons.values() if r.blocking and r.code not in NOT_REAL)
+    return Compared(comparison, facts["load_kind"], draws, blocking)
+
+
+def paired_facts(
+    context: Context, base: CellFacts, cand: CellFacts, stratum: str | None = None
+) -> tuple[CellFacts, CellFacts]:
+    """Both cells with the mean output tokens of the prompts that both served.
+
+    The faster side gets through more prompts of its window, so means over all rows would compare other prompts.
+    """
+    sides = [context.rows([cell], stratum) for cell in (base, cand)]
+    means = paired.mean_lengths(*sides)
+    one, two = means if means is not None else (None, None)
+    return {**base, "mean_output_tokens": one}, {**cand, "mean_output_tokens": two}
 
 
 def _mean_length_ratio(ratios: Sequence[float | None]) -> float | None:
@@ -87,22 +108,12 @@ def _mean_length_ratio(ratios: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(ratios) else None
 
 
-def blockers(comparison: Comparison) -> list[Reason]:
-    """What keeps the comparison from counting, but for the server being simulated or its acceptance synthetic."""
-    return [r for r in comparison.reasons if r.blocking and r.code not in NOT_REAL]
-
-
-def trusted_figures(comparison: Comparison) -> bool:
-    """Whether the figures would count on a real server."""
-    return not blockers(comparison)
-
-
 def crossovers(compared: Sequence[Compared]) -> list[Crossover]:
     """One crossover per config, mix, sampling, stratum and kind of load; comparisons that do not count are left out."""
     lines: dict[tuple[str, str, str, str | None, str], list[Compared]] = {}
     for one in compared:
         c = one.comparison
-        if one.draws is not None and c.load_value > 0 and trusted_figures(c):
+        if one.draws is not None and c.load_value > 0 and not one.blockers:
             lines.setdefault((c.config, c.mix, c.sampling, c.stratum, one.load_kind), []).append(one)
     out = []
     for (config, mix, sampling, stratum, kind), ones in lines.items():

@@ -10,7 +10,7 @@ import numpy as np
 
 from loadtest.judge.frame import Frame, Rows, RunLike, load_frame
 from loadtest.judge.ratios import seed_of
-from loadtest.judge.select import CellFacts, Group, group_cells
+from loadtest.judge.select import CellFacts, Group, group_cells, is_plain
 from loadtest.judge.trust import ACCEPTANCE, ERRORS, LATENCY, RATES, cell_reasons
 from loadtest.judge.verdict import Reason
 from loadtest.model import Slo
@@ -35,7 +35,7 @@ class Context:
     @property
     def only_baselines(self) -> bool:
         """A run that compares nothing: its baseline is what is judged."""
-        return all(g.first["is_baseline"] for g in self.groups)
+        return all(is_plain(g.first) for g in self.groups)
 
     def rows(self, cells: tuple[CellFacts, ...] | list[CellFacts], stratum: str | None = None) -> Rows:
         """Window rows of some cells, one after the other."""

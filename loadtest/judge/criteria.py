@@ -12,6 +12,7 @@ from loadtest.errors import PlanError
 from loadtest.judge import paired
 from loadtest.judge.claims import Claim, Values, decide, error_claim, goodput_claim, latency_values, quantile_claim
 from loadtest.judge.comparable import RUN_REASONS, pair_reasons
+from loadtest.judge.comparisons import paired_facts
 from loadtest.judge.context import Context
 from loadtest.judge.frame import Array, Floats
 from loadtest.judge.rates import rate_claim, relative_error, slice_rates, t_quantile
@@ -217,7 +218,7 @@ def _relative(
     if len(both) < len(cells):
         return Claim("INCONCLUSIVE", f"no_baseline: {RUN_REASONS['no_baseline'].seen}; {RUN_REASONS['no_baseline'].do}")
     for b, c in both:
-        blocking = [r for r in pair_reasons(b, c) if r.blocking]
+        blocking = [r for r in pair_reasons(*paired_facts(context, b, c)) if r.blocking]
         if not context.trusted(b["cell_id"], real=False):
             return Claim("INCONCLUSIVE", f"the baseline cell {b['cell_id']} does not count; see its reasons")
         if blocking:

@@ -6,20 +6,21 @@ lead to INCONCLUSIVE or DO NOT DEPLOY; what the figures alone say is kept beside
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-import numpy as np
-
-from loadtest.judge.comparisons import CONFIDENCE, SPEEDUP, Compared, blockers, trusted_figures
+from loadtest.judge.comparisons import CONFIDENCE, SPEEDUP, Compared
 from loadtest.judge.context import Context
-from loadtest.judge.frame import Bools
-from loadtest.judge.lossless import OutputCheck, Outputs, check_outputs
+from loadtest.judge.lossless import OutputCheck
+from loadtest.judge.output import Key, lines_of
 from loadtest.judge.ratios import acceptance_interval, with_block
-from loadtest.judge.select import Group, baseline_of, paired_cells
+from loadtest.judge.select import CellFacts, Group
 from loadtest.judge.verdict import Answer, Check, Decision, DecisionKind, Question, RatioEstimate, worst
 from loadtest.judge.words import figure
 
+KIND_ORDER = {"closed": 0, "sequential": 1, "constant": 2, "poisson": 3, "ramp": 4, "trace": 5}
+"""Order in which kinds of load are spoken of."""
 WORTH_VERIFYING = 1.1
 """Tokens per target step from which drafts are worth a look: a verifying step costs at least a plain one, and measured
 ones cost 1.1 to 2 times as much."""
@@ -37,12 +38,16 @@ class LoadResult:
     """What one load says."""
 
     label: str
-    load: float
+    load_kind: str
     pays: Answer
     slo: Answer
     speedup: RatioEstimate | None
-    untrusted: str = ""
-    """Why there is no comparison that counts."""
+    untrusted: tuple[str, ...] = ()
+    """Codes of why there is no comparison that counts."""
+    broken: tuple[str, ...] = ()
+    """Criteria that fail here."""
+    open: tuple[str, ...] = ()
+    """Criteria that are not decided here."""
 
     @property
     def good(self) -> Answer:
@@ -53,55 +58,18 @@ class LoadResult:
 
 
 def decide_all(
-    context: Context, compared: Sequence[Compared], checks: Sequence[Check], has_slo: bool
+    context: Context,
+    compared: Sequence[Compared],
+    checks: Sequence[Check],
+    has_slo: bool,
+    outputs: Mapping[Key, OutputCheck],
 ) -> list[Decision]:
-    """One decision per config that is no baseline, mix and sampling."""
-    lines: dict[tuple[str, str, str], list[Group]] = {}
-    for group in context.groups:
-        if not group.first["is_baseline"]:
-            lines.setdefault((group.first["config"], group.first["mix"], group.first["sampling"]), []).append(group)
-    outputs = Outputs(context.data, context.cells)
-    answers = {key: _output(context, outputs, groups) for key, groups in lines.items()}
-    decisions = []
-    for key, groups in lines.items():
-        output = answers[key]
-        if (groups[0].first.get("temperature") or 0.0) > 0.0:
-            output = _greedy_answer(key, lines, answers)
-        decisions.append(_decide(context, groups, compared, checks if has_slo else (), output))
+    """One decision per config with speculation, mix and sampling. outputs: the answers to question 1."""
+    decisions = [
+        _decide(context, groups, compared, checks if has_slo else (), outputs[key])
+        for key, groups in lines_of(context, plain=False).items()
+    ]
     return _several(decisions)
-
-
-def _output(context: Context, outputs: Outputs, groups: Sequence[Group]) -> OutputCheck:
-    """All loads together: equal texts do not get more equal with the load, and noise needs many prompts."""
-    same, noise = [], []
-    for group in groups:
-        base = baseline_of(group, context.groups)
-        if base is None:
-            continue
-        others = [g for g in context.groups if g is not base and g.first["is_baseline"] and g.key[1:] == base.key[1:]]
-        for b, c in paired_cells(base, group):
-            same.append(outputs.matches(b, c))
-            noise += [outputs.matches(b, o) for g in others for o in g.cells if o["repeat"] == b["repeat"]]
-    return check_outputs(_joined(same), _joined(noise), CONFIDENCE, context.seed)
-
-
-def _joined(parts: Sequence[Bools]) -> Bools:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.bool_)
-
-
-def _greedy_answer(
-    key: tuple[str, str, str],
-    lines: dict[tuple[str, str, str], list[Group]],
-    answers: dict[tuple[str, str, str], OutputCheck],
-) -> OutputCheck:
-    """Sampled outputs differ by chance, so the answer is that of a greedy sampling of the same config and mix."""
-    for (config, mix, sampling), groups in lines.items():
-        if (config, mix) == key[:2] and groups[0].first.get("temperature") == 0.0:
-            found = answers[config, mix, sampling]
-            return OutputCheck(found.answer, f"checked at temperature 0 ({sampling}): {found.evidence}")
-    return OutputCheck(
-        "not known", "sampled outputs differ by chance; add a sampling with temperature 0 to check equality"
-    )
 
 
 def _decide(
@@ -111,21 +79,15 @@ def _decide(
     checks: Sequence[Check],
     output: OutputCheck,
 ) -> Decision:
-    groups = sorted(groups, key=lambda g: float(g.first["load_value"]))
+    groups = sorted(groups, key=lambda g: (KIND_ORDER.get(g.first["load_kind"], 9), float(g.first["load_value"])))
     facts = groups[0].first
     results = [_at_load(group, compared, checks) for group in groups]
     kind, up_to, because = _figures_say(results, output.answer)
-    real = all(c["simulated"] is False and c["synthetic_acceptance"] is False for g in groups for c in g.cells)
-    decision: DecisionKind = kind if real or kind == "DO NOT DEPLOY" else "INCONCLUSIVE"
-    name = f"{facts['config']} on {facts['mix']} ({facts['sampling']})"
-    said = f"{kind} {up_to}" if up_to else kind
-    if real:
-        sentence = f"{name}: {said}: {because}."
-    else:
-        mark = (
-            "SIMULATED" if any(c["simulated"] is not False for g in groups for c in g.cells) else "SYNTHETIC ACCEPTANCE"
-        )
-        sentence = f"{name}: {decision} ({mark}): on these figures {said}: {because}."
+    cells = [c for g in groups for c in g.cells]
+    simulated = any(c["simulated"] is not False for c in cells)
+    synthetic = any(c["synthetic_acceptance"] is not False for c in cells)
+    decision: DecisionKind = "INCONCLUSIVE" if (simulated or synthetic) and kind != "DO NOT DEPLOY" else kind
+    mark = "SIMULATED" if simulated else "SYNTHETIC ACCEPTANCE" if synthetic else ""
     answers = {
         "output": (output.answer, output.evidence),
         "candidates": _candidates(context, groups),
@@ -140,76 +102,115 @@ def _decide(
         sampling=facts["sampling"],
         decision=decision,
         up_to=up_to if decision == "DEPLOY UP TO" else None,
-        sentence=sentence,
+        sentence=_sentence(facts, decision, kind, up_to, because, mark),
         questions=tuple(Question(key, QUESTIONS[key], *answer) for key, answer in answers.items()),  # type: ignore[arg-type]
         on_these_figures=kind,
         on_these_figures_up_to=up_to,
     )
 
 
+def _sentence(
+    facts: CellFacts, decision: DecisionKind, kind: DecisionKind, up_to: str | None, because: str, mark: str
+) -> str:
+    name = f"{facts['config']} on {facts['mix']} ({facts['sampling']})"
+    said = f"{kind} {up_to}" if up_to else kind
+    if decision == kind:
+        return f"{name}: {said}{f' ({mark})' if mark else ''}: {because}."
+    return f"{name}: {decision} ({mark}: no verdict). The figures alone would say {said}: {because}."
+
+
 def _at_load(group: Group, compared: Sequence[Compared], checks: Sequence[Check]) -> LoadResult:
     facts = group.first
     found = next(
         (
-            o.comparison
+            o
             for o in compared
             if o.comparison.stratum is None
             and (o.comparison.config, o.comparison.mix, o.comparison.sampling, o.comparison.load) == group.key
         ),
         None,
     )
-    speedup = found.ratios[SPEEDUP] if found is not None and trusted_figures(found) else None
+    speedup = found.comparison.ratios[SPEEDUP] if found is not None and not found.blockers else None
     pays: Answer = "not known"
     if speedup is not None and speedup.lower is not None and speedup.upper is not None:
         pays = "yes" if speedup.lower > 1.0 else "no" if speedup.upper < 1.0 else "not known"
     ids = {c["cell_id"] for c in group.cells}
-    here = [c.on_these_figures for c in checks if c.gating and c.scope is not None and ids.issuperset(c.scope.cell_ids)]
-    slo: Answer = {"PASS": "yes", "FAIL": "no", "INCONCLUSIVE": "not known"}[worst(here)]  # type: ignore[assignment]
-    untrusted = "" if found is None else "; ".join(f"{r.code}: {r.seen}" for r in blockers(found)[:2])
-    return LoadResult(facts["load"], float(facts["load_value"]), pays, slo, speedup, untrusted)
+    here = [c for c in checks if c.gating and c.scope is not None and ids.issuperset(c.scope.cell_ids)]
+    slo: Answer = {"PASS": "yes", "FAIL": "no", "INCONCLUSIVE": "not known"}[worst([c.on_these_figures for c in here])]  # type: ignore[assignment]
+    return LoadResult(
+        label=facts["load"],
+        load_kind=facts["load_kind"],
+        pays=pays,
+        slo=slo,
+        speedup=speedup,
+        untrusted=tuple(r.code for r in found.blockers) if found is not None else (),
+        broken=tuple(dict.fromkeys(c.slo for c in here if c.on_these_figures == "FAIL")),
+        open=tuple(dict.fromkeys(c.slo for c in here if c.on_these_figures == "INCONCLUSIVE")),
+    )
 
 
 def _figures_say(results: Sequence[LoadResult], output: Answer) -> tuple[DecisionKind, str | None, str]:
-    """(decision, label of the highest load, why)."""
+    """(decision, label of the highest load, why). Loads of different kinds have no common order: each by itself."""
     if output == "no":
         return "DO NOT DEPLOY", None, "its output differs from the baseline's by more than two baselines differ"
+    said = [_range(list(part), output) for _, part in groupby(results, key=lambda r: r.load_kind)]
+    for kind in ("DO NOT DEPLOY", "INCONCLUSIVE"):
+        found = next((s for s in said if s[0] == kind), None)
+        if found is not None:
+            return found[0], None, found[2]
+    why = "; ".join(s[2] for s in said)
+    if all(s[0] == "DEPLOY" for s in said):
+        return "DEPLOY", None, why
+    return "DEPLOY UP TO", ", ".join(s[1] for s in said), why
+
+
+def _range(results: Sequence[LoadResult], output: Answer) -> tuple[DecisionKind, str, str]:
+    """(decision, label of the highest good load, why) over rising loads of one kind."""
     good = 0
     while good < len(results) and results[good].good == "yes":
         good += 1
-    first_bad = results[good] if good < len(results) else None
-    if good == 0 and first_bad is not None and first_bad.good == "no":
-        return "DO NOT DEPLOY", None, _why(first_bad) + " already at the lowest load"
     if good == 0:
-        why = _why(first_bad) if first_bad is not None else "nothing was measured"
-        return "INCONCLUSIVE", None, why
+        bad = results[0]
+        if bad.good == "no":
+            return "DO NOT DEPLOY", "", f"already at the lowest load, {bad.label}, {_why(bad)}"
+        return "INCONCLUSIVE", "", f"at {bad.label} {_why(bad)}"
+    top = results[good - 1].label
     if output != "yes":
-        return (
-            "INCONCLUSIVE",
-            None,
-            f"it pays and keeps its SLOs up to {results[good - 1].label}, but whether its output is right is not known",
-        )
-    if first_bad is None:
-        return "DEPLOY", None, f"it pays and keeps its SLOs at every load measured, up to {results[-1].label}"
-    return "DEPLOY UP TO", results[good - 1].label, f"it pays and keeps its SLOs up to there; {_why(first_bad)}"
+        words = f"it pays and keeps its SLOs up to {top}, but whether its output is right is not known"
+        return "INCONCLUSIVE", "", words
+    if good == len(results):
+        return "DEPLOY", top, f"it pays and keeps its SLOs at every load measured, up to {top}"
+    return (
+        "DEPLOY UP TO",
+        top,
+        f"it pays and keeps its SLOs up to there; at {results[good].label} {_why(results[good])}",
+    )
 
 
 def _why(result: LoadResult) -> str:
+    """What is against this load: what is certain if anything is, else what is not known."""
     parts = []
     if result.pays == "no":
-        parts.append(f"at {result.label} it is slower than the baseline ({_speed(result)})")
-    elif result.pays == "not known":
-        parts.append(f"at {result.label} it is not known whether it pays ({_speed(result)})")
+        parts.append(f"it is slower than the baseline ({_speed(result)})")
     if result.slo == "no":
-        parts.append(f"at {result.label} it breaks an SLO")
-    elif result.slo == "not known":
-        parts.append(f"at {result.label} it is not known whether the SLOs hold")
+        parts.append(f"it breaks an SLO ({_names(result.broken)})")
+    if not parts and result.pays == "not known":
+        parts.append(f"it is not known whether it pays ({_speed(result)})")
+    if not parts or (result.slo == "not known" and result.good != "no"):
+        parts.append("it is not known whether the SLOs hold" + (f" ({_names(result.open)})" if result.open else ""))
     return " and ".join(parts)
+
+
+def _names(names: Sequence[str]) -> str:
+    """The first two of them, so that the sentence stays short."""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 def _speed(result: LoadResult) -> str:
     ratio = result.speedup
     if ratio is None or ratio.estimate is None:
-        return "no comparison that counts" + (f": {result.untrusted}" if result.untrusted else "")
+        return "no comparison that counts" + (f": {_names(result.untrusted)}" if result.untrusted else "")
     bounds = f" [{ratio.lower:.2f}, {ratio.upper:.2f}]" if ratio.lower is not None and ratio.upper is not None else ""
     return f"output rate {ratio.estimate:.2f}x{bounds}"
 
@@ -278,8 +279,8 @@ def _several(decisions: list[Decision]) -> list[Decision]:
         good = [d for d in rivals if d.on_these_figures in ("DEPLOY", "DEPLOY UP TO")]
         if one in good and len(good) > 1:
             words = (
-                f" It is one of {len(good)} that may be deployed: before picking the best, confirm it on a fresh run "
-                "with other prompts and another seed."
+                f" One of {len(good)} that may be deployed: before picking the best, confirm it on a fresh run "
+                "(`loadtest confirm`)."
             )
             one = replace(one, sentence=one.sentence + words)
         out.append(one)

@@ -17,12 +17,13 @@ from loadtest.judge.context import NOT_REAL, Context, load_context
 from loadtest.judge.criteria import claim_of, limit_of
 from loadtest.judge.decision import decide_all
 from loadtest.judge.frame import RunLike
+from loadtest.judge.output import all_unit_tests, output_answers
 from loadtest.judge.profile import profiles
-from loadtest.judge.select import CellFacts, Group, names_baseline, selects
+from loadtest.judge.select import CellFacts, Group, is_plain, names_baseline, selects
 from loadtest.judge.verdict import CellTrust, Check, Decision, Reason, Scope, Status, Verdict, worst
 from loadtest.model import Slo
-from loadtest.plan.metrics import METRICS, Metric
 from loadtest.plan.estimate import IMPLICIT_ERRORS
+from loadtest.plan.metrics import METRICS, Metric
 
 IMPLICIT_ERROR_BUDGET = IMPLICIT_ERRORS
 """Share of failed requests allowed where no criterion on error_rate selects a cell: fast rejects must not look fast.
@@ -39,12 +40,15 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
     """Judge a merged run (see `frame.RunLike`) against the criteria. Same input, same verdict."""
     context = load_context(data)
     checks = [check for slo in slos for check in judge_slo(context, slo)]
-    covered = {c for check in checks if check.metric == "error_rate" and check.scope for c in check.scope.cell_ids}
+    # A budget for one stratum leaves the failures of the others unlooked at, so it does not replace the implicit one.
+    budgets = [c.scope for c in checks if c.metric == "error_rate" and c.scope is not None and c.scope.stratum is None]
+    covered = {cell_id for scope in budgets for cell_id in scope.cell_ids}
     for group in context.groups:
         if not covered.issuperset(c["cell_id"] for c in group.cells):
             checks += _checks_of(context, implicit_slo(), group, None, implicit=True)
     compared = compare_all(context)
-    decisions = decide_all(context, compared, checks, bool(slos))
+    tested = all_unit_tests(context)
+    decisions = decide_all(context, compared, checks, bool(slos), output_answers(context, tested))
     reasons = _run_reasons(context, slos)
     simulated = any(c["simulated"] is not False for c in context.cells)
     synthetic = any(c["synthetic_acceptance"] is not False for c in context.cells)
@@ -65,6 +69,7 @@ def judge_run(data: RunLike, slos: Sequence[Slo]) -> Verdict:
         crossovers=tuple(crossovers(compared)),
         decisions=tuple(decisions),
         profiles=tuple(profiles(context)),
+        unit_tests=tuple(tested),
         reasons=reasons,
     )
 
@@ -86,7 +91,7 @@ def judge_slo(context: Context, slo: Slo) -> list[Check]:
 
 def applies(metric: Metric, slo: Slo, group: Group) -> bool:
     """Whether a criterion means this group at all: a baseline has no acceptance and no baseline of its own."""
-    if not group.first["is_baseline"] and group.first["method"] != "none":
+    if not is_plain(group.first):
         return True
     return not ("pooled" in metric.stats or slo.stat == "median_ratio_to_baseline")
 
@@ -101,7 +106,7 @@ def _checks_of(context: Context, slo: Slo, group: Group, stratum: str | None, *,
     scopes: list[tuple[CellFacts, ...]] = [(cell,) for cell in group.cells]
     if len(group.cells) > 1:
         scopes.append(group.cells)
-    gating = not group.first["is_baseline"] or names_baseline(slo, group) or context.only_baselines
+    gating = not is_plain(group.first) or names_baseline(slo, group) or context.only_baselines
     return [_judge(context, slo, group, cells, stratum, gating=gating, implicit=implicit) for cells in scopes]
 
 

@@ -63,6 +63,20 @@ def pair(base: Rows, cand: Rows, name: str) -> Pairs:
     return Pairs(keys, cand_logs[j] - base_logs[i], len(base_keys) + len(cand_keys) - 2 * len(keys))
 
 
+def mean_lengths(base: Rows, cand: Rows) -> tuple[float, float] | None:
+    """Mean output tokens of the prompts that both sides served, each prompt once; None where there is none."""
+    sides = []
+    for rows in (base, cand):
+        tokens = np.where(rows["ok"], rows["completion_tokens"], np.nan)
+        known = ~np.isnan(tokens)
+        keys = rows["pair_key"][known]
+        times = np.bincount(keys, minlength=1)
+        there = np.flatnonzero(times)
+        sides.append((there, np.bincount(keys, tokens[known], minlength=1)[there] / times[there]))
+    _, i, j = np.intersect1d(sides[0][0], sides[1][0], assume_unique=True, return_indices=True)
+    return (float(sides[0][1][i].mean()), float(sides[1][1][j].mean())) if len(i) else None
+
+
 def boot_means(repeats: Sequence[Pairs], seed: int) -> Floats:
     """(BOOTSTRAPS,) means of the log ratio: repeats are drawn first, then prompts within each drawn repeat."""
     repeats = [r for r in repeats if len(r.logs)]

@@ -49,6 +49,11 @@ class Group:
         )
 
 
+def is_plain(facts: Mapping[str, Any]) -> bool:
+    """A config without speculation: the baseline, or a second one that shows how far two baselines differ."""
+    return bool(facts["is_baseline"]) or facts["method"] == "none"
+
+
 def key_of(cell: Mapping[str, Any]) -> GroupKey:
     """config, mix, sampling, load of a cell."""
     return cell["config"], cell["mix"], cell["sampling"], cell["load"]

@@ -42,9 +42,11 @@ class TrustCheck:
         return None if seen is None else Reason(self.code, seen, self.limit, self.why, self.do, self.blocking)
 
 
+NOT_DONE = "cell_not_done"
+
 CHECKS: tuple[TrustCheck, ...] = (
     TrustCheck(
-        "cell_not_done",
+        NOT_DONE,
         "state = done",
         "An unfinished cell holds only part of its window.",
         "Finish the run with `loadtest run --resume`; if the server failed, read servers/<config>/failed.json.",
@@ -277,6 +279,10 @@ CHECKS: tuple[TrustCheck, ...] = (
 
 
 def cell_reasons(facts: Facts) -> list[tuple[Reason, frozenset[str]]]:
-    """Every reason of one cell with the figures that it taints; hints included."""
-    found = ((check.run(facts), check.taints) for check in CHECKS)
-    return [(reason, taints) for reason, taints in found if reason is not None]
+    """Every reason of one cell with the figures that it taints; hints included.
+
+    Of a cell that was not done only that: everything else that is missing follows from it.
+    """
+    found = [(reason, check.taints) for check in CHECKS if (reason := check.run(facts)) is not None]
+    not_done = [(reason, taints) for reason, taints in found if reason.code == NOT_DONE]
+    return not_done or found

@@ -1,6 +1,8 @@
 """What the gate says, as frozen dataclasses; `to_json` gives strict JSON (docs/verdict.schema.json).
 
-Schema history: 1 = first. Values are in the metric's unit (`us` is microseconds); None means "no figure", never 0.
+Schema history: 1 = first. 2 = the reasons of a comparison are codes, their words stand once (in `cells`, and in
+`details` of the comparison over all strata). Values are in the metric's unit (`us` is microseconds); None means "no
+figure", never 0.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Literal
 from loadtest.errors import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 from loadtest.model import to_json as plain
 
-VERDICT_SCHEMA_VERSION = 1
+VERDICT_SCHEMA_VERSION = 2
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 Answer = Literal["yes", "no", "not known"]
@@ -145,7 +147,10 @@ class Comparison:
     ratios: dict[str, RatioEstimate]
     """tpot, e2e, ttft (candidate / baseline, below 1 is better) and output_rate (above 1 is better)."""
     trusted: bool
-    reasons: tuple[Reason, ...]
+    reasons: tuple[str, ...]
+    """Codes of all reasons; those of cells are spelt out in `Verdict.cells`."""
+    details: tuple[Reason, ...] = ()
+    """Reasons of the pairing itself in words; only where `stratum` is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +218,31 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitTests:
+    """Unit tests on generated code, for one config, mix and sampling; only where `loadtest quality` was run."""
+
+    config: str
+    mix: str
+    sampling: str
+    prompts: int
+    """Prompts with tests whose outputs were run."""
+    passed: float
+    """Prompts that pass; one of which a part of the outputs passes counts with that part."""
+    lower: float
+    """One-sided exact bounds of the share that passes."""
+    upper: float
+    paired: int
+    """Prompts that the baseline was tested on as well."""
+    difference: float | None
+    """Share of the paired prompts that pass, minus the baseline's."""
+    difference_lower: float | None
+    difference_upper: float | None
+    confidence: float
+    non_inferior: Answer
+    """Whether at most 3 points are lost for certain."""
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """One of the four questions of a decision."""
 
@@ -258,6 +288,7 @@ class Verdict:
     crossovers: tuple[Crossover, ...] = ()
     decisions: tuple[Decision, ...] = ()
     profiles: tuple[Profile, ...] = ()
+    unit_tests: tuple[UnitTests, ...] = ()
     reasons: tuple[Reason, ...] = ()
     """About the run as a whole."""
     allowed: tuple[str, ...] = ()

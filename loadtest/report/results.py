@@ -15,6 +15,8 @@ HEADER = (
 )  # fmt: skip
 KEYS = 4
 """Columns in front that name the line; the others are figures."""
+REFERENCE = "reference"
+"""Quality of what the others are compared with."""
 QUESTIONS = ("output right?", "candidates?", "pays?", "SLOs hold?")
 """Headings of the four answers of a decision."""
 
@@ -80,15 +82,20 @@ def unmeasured(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def quality_of(verdict: Verdict) -> dict[tuple[str, str, str], str]:
-    """(config, mix, sampling) -> the answer to "is the output right?"."""
+    """(config, mix, sampling) -> the answer to "is the output right?", and the unit tests that pass, if they ran."""
     out: dict[tuple[str, str, str], str] = {}
     for d in verdict.decisions:
         question = next((q for q in d.questions if q.key == "output"), None)
         if question is not None:
             out[d.config, d.mix, d.sampling] = question.answer
+    for t in verdict.unit_tests:
+        key = t.config, t.mix, t.sampling
+        told = f"{share(t.passed / t.prompts)} of {t.prompts} prompts pass their tests"
+        out[key] = f"{out.get(key, REFERENCE)}; {told}"
     return out
 
 
 def quality_cell(row: Row, quality: dict[tuple[str, str, str], str]) -> str:
     """The answer to "is the output right?" for one line; the baseline is what it is compared with."""
-    return "reference" if row.is_baseline else quality.get((row.config, row.mix, row.sampling), NOT_MEASURED)
+    missing = REFERENCE if row.is_baseline else NOT_MEASURED
+    return quality.get((row.config, row.mix, row.sampling), missing)

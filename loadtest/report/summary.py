@@ -90,6 +90,9 @@ def _decisions(verdict: Verdict) -> list[str]:
         answers: dict[str, str] = {q.key: q.answer for q in d.questions}
         words = [answers.get(k, "not known") for k in ("output", "candidates", "pays", "slo")]
         label = d.decision + (f" {d.up_to}" if d.up_to else "")
+        if d.on_these_figures != d.decision:
+            up_to = f" {d.on_these_figures_up_to}" if d.on_these_figures_up_to else ""
+            label += f" (no verdict; figures alone: {d.on_these_figures}{up_to})"
         rows.append([d.config, d.mix, d.sampling, label, *words, shorten(d.sentence, 2 * MAX_TEXT)])
     header = ("config", "mix", "sampling", "decision", *results.QUESTIONS, "in words")
     return ["## Decision for each config", "", *table(header, rows), ""]

@@ -59,7 +59,7 @@ def cell_facts(
         "load_value": float(load),
         "load": label,
         "repeat": repeat,
-        "is_baseline": baseline,
+        "is_baseline": config == "baseline",  # a plan has one; a second one without speculation shows the noise
         "simulated": False,
         "synthetic_acceptance": False,
         "state": "done",

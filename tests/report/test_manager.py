@@ -118,7 +118,7 @@ def test_a_path_that_takes_no_file_is_told_before_anything_changes(
         ("{", "cannot be read"),
         ("[]", "has schema None"),
         ('{"schema": 99}', "has schema 99"),
-        ('{"schema": 1, "colour": "red"}', "another version"),
+        ('{"schema": 2, "colour": "red"}', "another version"),
     ],
 )
 def test_an_unusable_verdict_says_what_to_run(tmp_path: Path, content: str | None, says: str) -> None:

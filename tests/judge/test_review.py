@@ -1,0 +1,136 @@
+"""Mistakes that a stranger looked for: unequal prompts, mixed loads, second baselines, budgets of one stratum."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+
+from loadtest.judge.gate import judge_run
+from loadtest.judge.trust import cell_reasons
+from loadtest.model import Slo
+from tests.judge.runs import MemoryRun, cell_facts, failed, request_rows, run_of, simple_run
+from tests.judge.test_decision import PAYS_TO_8, SLO, decided, sweep
+
+MEDIAN = Slo("rel", "e2e", "median_ratio_to_baseline", max=1.05)
+
+
+def test_a_faster_side_that_reaches_longer_prompts_is_compared_on_common_ones() -> None:
+    """Both write 20 tokens for p0-p99; only the candidate gets to the long p100-p199: same lengths all the same."""
+    one, two = cell_facts("baseline"), cell_facts("ngram-4")
+    base = request_rows(one, 100, completion_tokens=20)
+    cand = request_rows(two, 200, completion_tokens=[20] * 100 + [200] * 100)
+    verdict = judge_run(run_of((one, base), (two, cand)), [MEDIAN])
+    comparison = verdict.comparisons[0]
+    assert (comparison.length_ratio, comparison.reasons) == (1.0, ())
+    assert verdict.checks[0].status == "PASS"
+
+
+def test_equal_means_over_other_prompts_do_not_hide_shorter_answers() -> None:
+    """On the 100 common prompts the candidate stops at half; its 100 others are long, so both cells have mean 20."""
+    one, two = cell_facts("baseline"), cell_facts("ngram-4")
+    base = request_rows(one, 100, completion_tokens=20)
+    cand = request_rows(two, 200, completion_tokens=[10] * 100 + [30] * 100)
+    verdict = judge_run(run_of((one, base), (two, cand)), [MEDIAN])
+    assert verdict.comparisons[0].reasons == ("output_length_mismatch",)
+    assert verdict.checks[0].status == "INCONCLUSIVE"
+
+
+def test_passes_over_a_prompt_weigh_once_in_the_length_guard() -> None:
+    """The candidate met the long prompt three times: no reason to call its answers longer."""
+    one, two = cell_facts("baseline"), cell_facts("ngram-4")
+    prompts = [f"p{i}" for i in range(30)]
+    base = request_rows(one, 30, prompt_id=prompts, completion_tokens=[300] + [20] * 29)
+    cand = request_rows(two, 32, prompt_id=[*prompts, "p0", "p0"], completion_tokens=[300] + [20] * 29 + [300] * 2)
+    assert judge_run(run_of((one, base), (two, cand)), [MEDIAN]).comparisons[0].length_ratio == 1.0
+
+
+def test_an_error_budget_for_one_stratum_does_not_replace_the_implicit_one() -> None:
+    """Half of `chat` is rejected; the only criterion looks at `edit`."""
+    n = 1000
+    strata = ["edit" if i % 2 else "chat" for i in range(n)]
+    run = simple_run(n, stratum=strata, **failed(n, range(0, n, 4)))
+    verdict = judge_run(run, [Slo("e", "error_rate", "rate", max=0.01, where={"stratum": "edit"})])
+    assert next((c.slo, c.status) for c in verdict.checks) == ("e", "PASS")
+    assert [c.status for c in verdict.checks if c.implicit] == ["FAIL"]
+
+
+def test_a_second_config_without_speculation_is_noise_not_a_candidate() -> None:
+    """It is judged for information, measures how far two baselines differ, and gets no decision of its own."""
+    slow = Slo("ttft", "ttft", "p99", max=60_000.0, where={"config": "*"})
+    run = sweep({1: 1.5}, extra_baseline=True)
+    verdict = judge_run(run, [slow])
+    assert [d.config for d in verdict.decisions] == ["ngram-4"]
+    assert {c.scope.config: c.gating for c in verdict.checks if c.scope} == {
+        "baseline": False, "baseline-again": False, "ngram-4": True,
+    }  # fmt: skip
+    assert "two baselines agree on 800 of 800" in verdict.decisions[0].questions[0].evidence
+
+
+def two_kinds(closed: dict[float, float], poisson: dict[float, float]) -> MemoryRun:
+    one, two = sweep(closed), sweep(poisson, kind="poisson")
+    return MemoryRun(one.run, pa.concat_tables([one.cells, two.cells]), pa.concat_tables([one.table, two.table]))
+
+
+def test_loads_of_different_kinds_have_no_common_order() -> None:
+    """4 requests per second is neither above nor below 8 streams: each kind has its own highest load."""
+    _, decision = decided(two_kinds({1: 1.5, 8: 0.8}, {4: 1.3, 16: 1.2}))
+    assert (decision.decision, decision.up_to) == ("DEPLOY UP TO", "c1, poisson16")
+    _, decision = decided(two_kinds({1: 1.5, 8: 1.4}, {4: 0.8}))
+    assert decision.decision == "DO NOT DEPLOY"
+    assert "lowest load, poisson4" in decision.sentence
+    _, decision = decided(two_kinds({1: 1.5, 8: 1.4}, {4: 1.4}))
+    assert decision.decision == "DEPLOY"
+
+
+def test_cells_that_were_not_done_say_only_that() -> None:
+    facts = cell_facts(state="unfinished", sent=None, workers_reported=None, scrapes_ok=None, torn_files=None)
+    assert [r.code for r, _ in cell_reasons({**facts, "rows": 0, "implausible_rows": 0})] == ["cell_not_done"]
+
+
+def test_sentences_are_short_and_say_things_once() -> None:
+    """Two lines of a terminal at most, whatever the reasons are."""
+    for change in ({}, {"simulated": True}, {"simulated": True, "worker_cpu_max": 1.0, "coalesced_share": 0.5}):
+        for speedups in (PAYS_TO_8, {1: 0.9, 8: 0.8}, {1: 1.0}):
+            _, decision = decided(sweep(speedups, **change))
+            assert len(decision.sentence) <= 260, decision.sentence
+            assert decision.sentence.count(decision.decision) == 1, decision.sentence
+
+
+def test_simulated_sentence_shows_what_the_figures_say_and_that_it_is_no_verdict() -> None:
+    _, decision = decided(sweep(PAYS_TO_8, simulated=True))
+    assert "INCONCLUSIVE (SIMULATED: no verdict). The figures alone would say DEPLOY UP TO c8" in decision.sentence
+
+
+def test_words_of_no_data_read_well() -> None:
+    cell = cell_facts()
+    reasons = [c.reason for c in judge_run(run_of((cell, request_rows(cell, 0))), [SLO]).checks]
+    assert any("failed or cut: not known, no request was sent" in r for r in reasons)
+    assert any("P99 not claimable: ttft is not known for any request" in r for r in reasons)
+
+
+def test_words_of_reasons_stand_once_in_the_record() -> None:
+    """Strata of one comparison repeat codes, not texts: the record of a run stays readable."""
+    run = sweep({1: 1.2}, worker_cpu_max=1.0)
+    names = pa.array([f"task{i % 20}" for i in range(len(run.table))])
+    table = run.table.set_column(run.table.schema.get_field_index("stratum"), run.table.schema.field("stratum"), names)
+    verdict = judge_run(MemoryRun(run.run, run.cells, table), [SLO])
+    assert len(verdict.comparisons) == 21
+    assert all(c.reasons == ("client_cpu",) for c in verdict.comparisons)
+    text = json.dumps(verdict.to_json())
+    cells = json.dumps(verdict.to_json()["cells"])
+    assert text.count("A saturated client measures itself.") == cells.count("A saturated client measures itself.") == 4
+
+
+def test_reasons_of_the_pairing_are_spelt_out_once() -> None:
+    run = sweep({1: 1.2}, prefix_cache_hits=None)
+    (comparison,) = judge_run(run, [SLO]).comparisons
+    assert comparison.reasons == ("prefix_cache_warm",)
+    assert "not known on both sides" in comparison.details[0].seen
+
+
+def test_equal_speed_is_not_known_to_pay() -> None:
+    _, decision = decided(sweep({1: 1.0}))
+    assert decision.on_these_figures == "INCONCLUSIVE"
+    assert np.isclose(float(decision.sentence.split("output rate ")[1].split("x")[0]), 1.0, atol=0.02)
