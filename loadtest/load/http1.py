@@ -129,9 +129,12 @@ class _Sink:
         self.status: int | None = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self.complete:  # what follows a whole message is another one, which nobody asked for
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        if self.complete:
+            return
         self.status = self.parser.get_status_code()
         self.head_done = not 100 <= self.status < 200
 
@@ -165,6 +168,7 @@ def replay(reads: Sequence[bytes]) -> Message:
         message.extra = sink.complete
         if not sink.complete:
             message.error = str(error) or type(error).__name__
+    sink.parser = None  # the two hold each other, and the collector is off while requests are measured
     parts = sink.parts
     encoding = sink.headers.get("content-encoding", "identity").lower()
     if encoding in ("gzip", "deflate", "x-gzip"):

@@ -3,7 +3,8 @@
     python replay_server.py SCRIPTS.json LOG.jsonl
 
 Prints its port. A script is `{status, headers, headers_ms, chunks: [{t_ms, b64}], end, framing}`; times count from the
-request. `framing`: "close" (the body ends with the connection), "chunked" or "length". `end`: "eof", "reset" (RST) or
+request. `framing`: "close" (the body ends with the connection), "chunked", "length" or "raw" (the pieces are the whole
+response, head included). `end`: "eof", "reset" (RST) or
 "timeout" (silence). The last message of a request names its script; one that was played before, and is not marked
 `again`, meets silence. One JSON line per answer: {name, id, body, chunks_ns: [wall clock of each write]}.
 """
@@ -67,7 +68,8 @@ class Replay:
         extra = {"close": "connection: close", "chunked": "transfer-encoding: chunked"}
         lines.append(extra.get(framing, f"content-length: {sum(map(len, parts))}"))
         await self.until(start, script["headers_ms"])
-        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        if framing != "raw":
+            writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         for chunk, data in zip(script["chunks"], parts, strict=True):
             await self.until(start, chunk["t_ms"])
             record["chunks_ns"].append(time.time_ns())

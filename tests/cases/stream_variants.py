@@ -62,10 +62,22 @@ def pretty(data: bytes) -> bytes:
     return out
 
 
+def pieces(*parts: bytes) -> bytes:
+    """The parts as HTTP chunks."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+def wire(*parts: bytes) -> Script:
+    """A whole response as bytes, head included."""
+    return at(*parts, framing="raw")
+
+
 ERROR_OBJECT = {"error": {"message": "boom", "type": "server_error", "code": 500}}
 CHOICE1_STOP = event(choices=[*delta(0, "stop"), *delta(1, "stop")])
 TOOL = event(choices=delta(tool_calls=[{"index": 0, "id": "t", "function": {"name": "f", "arguments": "{}"}}]))
 WHOLE = ROLE + A + B + TAIL
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+LAST = b"0\r\n\r\n"
 SPEC = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 3, "num_spec_tokens": 4}
 NO_BLOCK = {"spec_steps": None, "draft_tokens": None, "accepted_tokens": None, "spec_source": None}
 BLOCK = {"spec_steps": 2, "draft_tokens": 8, "accepted_tokens": 3, "spec_source": "response_block"}
@@ -315,6 +327,44 @@ STREAMED: dict[str, tuple[Script, dict[str, Any]]] = {
         ),
         ok(completion_tokens=4, chunk_tokens=[3, 1], tpot_basis="first_chunk_known"),
     ),
+    # HTTP as proxies write it
+    "interim responses in front": (
+        wire(
+            b"HTTP/1.1 100 Continue\r\n\r\n",
+            b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n",
+            HEAD + pieces(WHOLE) + LAST,
+        ),
+        ok(),
+    ),
+    "chunk extensions and trailers": (
+        wire(HEAD + b"%x;a=b\r\n%b\r\n" % (len(WHOLE), WHOLE) + b"0;x\r\nx-checksum: 1\r\n\r\n"),
+        ok(),
+    ),
+    "capitals, leading zeros": (
+        wire(HEAD.upper() + b"00%X\r\n%b\r\n" % (len(WHOLE), WHOLE) + b"000\r\n\r\n"),
+        ok(),
+    ),
+    "chunks that cut every event": (
+        wire(HEAD + pieces(*(WHOLE[i : i + 7] for i in range(0, len(WHOLE), 7))) + LAST),
+        ok(),
+    ),
+    "head and chunk sizes byte by byte": (
+        script([(i * 1.0, bytes([b])) for i, b in enumerate(HEAD + pieces(WHOLE) + LAST)], framing="raw"),
+        ok(),
+    ),
+    "HTTP/1.0": (wire(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + WHOLE), ok()),
+    "reason left out": (wire(HEAD.replace(b" OK", b"") + pieces(WHOLE) + LAST), ok()),
+    "a second response behind the first": (wire(HEAD + pieces(WHOLE) + LAST + b"HTTP/1.1 500 X\r\n\r\n"), ok()),
+    "a length that is never reached": (
+        wire(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n" + ROLE + A),
+        bad("truncated"),
+    ),
+    "a length that is too short": (
+        wire(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 20\r\n\r\n" + WHOLE),
+        {"outcome": "truncated", "completion_tokens": None},
+    ),
+    "no HTTP at all": (wire(b"SSH-2.0-OpenSSH_9.6\r\n"), bad("bad_payload")),
+    "chunked with a broken size": (wire(HEAD + b"zz\r\n" + WHOLE), bad("bad_payload")),
     # not a stream
     "JSON error with HTTP 200": (json_answer(json.dumps(ERROR_OBJECT)), bad("stream_error", "boom")),
     "object error with HTTP 200": (
