@@ -23,6 +23,7 @@ from loadtest.errors import (
     ServerError,
     StartError,
 )
+from loadtest.load.drift import live_text
 from loadtest.load.launch import locust_argv, locust_env
 from loadtest.load.remote import FIRST_WAIT_S, NEXT_WAIT_S
 from loadtest.model import Cell, LoadJob, to_json
@@ -248,7 +249,9 @@ def _show(run: RunFolder, job: LoadJob, reporter: Reporter) -> None:
             started_ns = json.loads((folder / "cell.json").read_text(encoding="utf-8")).get(
                 "started_ns", time.time_ns()
             )
-            reporter.status(f"{cell.cell_id} | {max(0, time.time_ns() - started_ns) / 1e9:.0f} s")
+            live = live_text(folder)
+            seconds = f"{max(0, time.time_ns() - started_ns) / 1e9:.0f} s"
+            reporter.status(f"{cell.cell_id} | {seconds}{', ' if live else ''}{live}")
             return
 
 

@@ -7,6 +7,8 @@ Import after locust.
 from __future__ import annotations
 
 import logging
+import os
+import time
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from gevent.queue import Queue
 
 from loadtest.errors import LoadError
 from loadtest.load import hdr
+from loadtest.load.drift import COUNTS, LIVE_EVERY_S, Drift, write_live
 from loadtest.load.records import RAW_SCHEMA
 
 log = logging.getLogger(__name__)
@@ -29,11 +32,27 @@ METRICS = ("ttft", "tpot", "e2e", "chunk_gap", "client_lag")
 """Histograms in microseconds: `ttft` to `chunk_gap` of the ok rows of the window, `client_lag` of all its rows."""
 
 
-class Recorder:
-    """Appends record batches to `worker-<n>.arrows` and keeps the live figures of one cell."""
+SEGMENT_BYTES = 256 << 20
+SEGMENT_S = 600.0
+"""A file is closed and the next one begun after so much: what a crash can tear is one segment, and the files of a long
+cell can be read and moved away while it runs."""
 
-    def __init__(self, folder: Path) -> None:
+
+class Recorder:
+    """Appends record batches to `worker-<n>.arrows`, then `worker-<n>-<k>.arrows`; keeps the cell's live figures."""
+
+    def __init__(
+        self,
+        folder: Path,
+        window_s: float = 3600.0,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_s: float = SEGMENT_S,
+    ) -> None:
         self.folder = folder
+        self.drift = Drift(window_s)
+        self._segment_bytes, self._segment_s = segment_bytes, segment_s
+        self._live_due = 0.0
         self.histograms = {metric: hdr.new_histogram() for metric in METRICS}
         self.overflow = dict.fromkeys(METRICS, 0)
         self.rows: dict[int, int] = {}
@@ -43,7 +62,8 @@ class Recorder:
         self.sums = {"spec_steps": 0, "draft_tokens": 0, "accepted_tokens": 0, "blocks": 0}
         self.outcomes: dict[str, int] = {}
         self.error: str | None = None
-        self._files: dict[int, tuple[BufferedWriter, Any]] = {}
+        self._files: dict[int, tuple[BufferedWriter, Any, float]] = {}  # file, its stream, when it was begun
+        self._segments: dict[int, int] = {}
         self._queue: Queue[tuple[int, bytes] | None] = Queue()
         self._pool = gevent.get_hub().threadpool
         self._greenlet = gevent.spawn(self._loop)
@@ -76,14 +96,31 @@ class Recorder:
 
     def _store(self, worker: int, data: bytes) -> None:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), RAW_SCHEMA)
-        if worker not in self._files:
-            file = (self.folder / f"worker-{worker}.arrows").open("xb")
-            self._files[worker] = (file, pa.ipc.new_stream(file, RAW_SCHEMA))
-        file, writer = self._files[worker]
+        file, writer = self._file(worker)
         writer.write_batch(batch)
         file.flush()
         self.rows[worker] = self.rows.get(worker, 0) + batch.num_rows
         self._count(batch)
+        if (now := time.monotonic()) >= self._live_due:
+            self._live_due = now + LIVE_EVERY_S
+            write_live(self.folder / "live.json", self.drift.live(self.measured))
+
+    def _file(self, worker: int) -> tuple[BufferedWriter, Any]:
+        """The open segment of a worker; one that is full is closed and synced, and the next one begun."""
+        if worker in self._files:
+            file, writer, began = self._files[worker]
+            if file.tell() < self._segment_bytes and time.monotonic() - began < self._segment_s:
+                return file, writer
+            writer.close()
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            self._segments[worker] += 1
+        k = self._segments.setdefault(worker, 0)
+        file = (self.folder / (f"worker-{worker}-{k}.arrows" if k else f"worker-{worker}.arrows")).open("xb")
+        writer = pa.ipc.new_stream(file, RAW_SCHEMA)
+        self._files[worker] = (file, writer, time.monotonic())
+        return file, writer
 
     def _count(self, batch: Any) -> None:
         phase = np.asarray(batch["phase"].to_pylist(), dtype=object)
@@ -93,24 +130,30 @@ class Recorder:
         self.measured += int(window.sum())
         for name in outcome[window]:
             self.outcomes[name] = self.outcomes.get(name, 0) + 1
-        for metric in ("ttft", "tpot", "e2e"):
-            self._record(metric, _values(batch[f"{metric}_us"], ok))
+        latencies = {metric: _values(batch[f"{metric}_us"], ok) for metric in ("ttft", "tpot", "e2e")}
+        for metric, values in latencies.items():
+            self._record(metric, values)
         self._record("client_lag", _values(batch["client_lag_us"], window))
         self._record("chunk_gap", chunk_gaps_us(batch["chunk_offset_us"].filter(pa.array(ok))))
         block = ok & np.asarray(batch["spec_steps"].is_valid())
         self.sums["blocks"] += int(block.sum())
-        for name in ("spec_steps", "draft_tokens", "accepted_tokens"):
-            self.sums[name] += int(_values(batch[name], block).sum())
+        counts = {name: int(_values(batch[name], block).sum()) for name in COUNTS}
+        for name, n in counts.items():
+            self.sums[name] += n
+        if ok.any():
+            self.drift.add(latencies, counts, int(ok.sum()))
 
     def _record(self, metric: str, values: np.ndarray[Any, Any]) -> None:
         if values.size:
             self.overflow[metric] += hdr.record(self.histograms[metric], np.rint(values))
 
     def _close(self) -> None:
-        for file, writer in self._files.values():
+        for file, writer, _ in self._files.values():
             writer.close()
             file.close()
         self._files.clear()
+        self.drift.close()
+        (self.folder / "live.json").unlink(missing_ok=True)
 
 
 def _values(column: Any, keep: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

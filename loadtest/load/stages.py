@@ -84,7 +84,7 @@ class CellConductor:
         self.folder = folder = begin_cell(self.job, self.cell)
         if (problem := self.link.open(self.cell.cell_id, str(folder.resolve()))) is not None:
             self.notes.append(f"scraper: {problem}")
-        self.recorder = Recorder(folder)
+        self.recorder = Recorder(folder, self.cell.measure_s or self.cell.max_measure_s)
         sha256 = self.master.send_mix(self.cell.mix, *load_mix(self.job, self.cell.mix))
         self.master.prepare(self.cell, self.job, sha256, self.recorder, load_trace(self.job, self.cell))
 
@@ -208,6 +208,7 @@ class CellConductor:
             "hdr_overflow": recorder.overflow if recorder is not None else {},
             "clock_offset": {**clock, "max_step_us": max(steps)},
             "edges": self.edges,
+            "drift": recorder.drift.intervals if recorder is not None else [],
             "notes": self.notes,
             "auto": {"budget": self.cell.measure_requests, "stop": self.stop} if self.cell.auto else None,
         }
