@@ -121,7 +121,17 @@ class AutoWatch:
             note(f"measure = auto: {count} cells take their whole budget: {reason}")
 
     def poll(self) -> None:
-        """Looks at the cell that is being measured, if it is time; writes `stop.json` once it is decided."""
+        """Looks at the cell that is being measured, if it is time; writes `stop.json` once it is decided.
+
+        Rows that cannot be read end the looks, never the measurement: the cells then take their whole budgets.
+        """
+        try:
+            self._poll()
+        except (pa.ArrowException, OSError, ValueError, KeyError) as e:
+            self._note(f"measure = auto: no more looks, cells take their whole budget: {type(e).__name__}: {e}")
+            self._waiting = []
+
+    def _poll(self) -> None:
         self._waiting = [w for w in self._waiting if not _over(w.folder)]
         current = next((w for w in self._waiting if (w.folder / "cell.json").exists()), None)
         if current is None or time.monotonic() < current.next_s:
