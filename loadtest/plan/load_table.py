@@ -108,7 +108,7 @@ class Load(Table):
     warmup: Duration = Field(default=20.0, description="Load before the window, at the same level, on other prompts.")
     measure: Window = Field(
         default=Measure(duration_s=60.0),
-        description='The window: a duration, `{ requests = 1000 }`, or `"auto"`: as many as the strictest SLO needs.',
+        description='The window: a duration, `{ requests = 1000 }`, or `"auto"`: until every SLO is certain.',
     )
     drain: Duration = Field(
         default=60.0,
