@@ -35,7 +35,7 @@
     box.className = "chart";
     document.getElementById("charts").appendChild(box);
     Plotly.newPlot(box, traces, {
-      title: { text: esc(found.config + ": " + found.answer), font: { size: 14 } },
+      title: { text: esc((data.simulated ? "SIMULATED – " : "") + found.config + ": " + found.answer), font: { size: 14 } },
       margin: { l: 60, r: 16, t: 44, b: 90 }, legend: { orientation: "h", y: -0.22 },
       xaxis: { title: { text: esc(data.search.by) }, type: "log", tickvals: [...new Set(loads)].sort((a, b) => a - b) },
       yaxis: { title: { text: "figure / limit" }, rangemode: "tozero" },
@@ -45,4 +45,5 @@
       ],
     }, { responsive: true, displaylogo: false });
   }
+  document.body.dataset.charts = "drawn";
 })();

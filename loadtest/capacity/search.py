@@ -104,12 +104,15 @@ def next_load(probes: Sequence[Probe], area: Range) -> float | None:
         top = max(p.load for p in probes)
         stuck = len(probes) >= UNSURE_IN_A_ROW and all(p.status == "INCONCLUSIVE" for p in probes[-UNSURE_IN_A_ROW:])
         return None if stuck or top >= area.ceiling else area.higher(top)
+    gaps: list[tuple[float, float]] = []
     if seen.holds_at is None:
         bottom = min(p.load for p in probes)
-        return None if bottom <= area.floor else area.lower(bottom)
-    gaps = [(seen.holds_at, seen.fails_at)]
+        if bottom > area.floor:
+            return area.lower(bottom)
+    else:
+        gaps.append((seen.holds_at, seen.unsure[0] if seen.unsure else seen.fails_at))
     if seen.unsure:
-        gaps = [(seen.holds_at, seen.unsure[0]), (seen.unsure[-1], seen.fails_at)]
+        gaps.append((seen.unsure[-1], seen.fails_at))
     return next((area.middle(*gap) for gap in gaps if area.is_wide(*gap)), None)
 
 

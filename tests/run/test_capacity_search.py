@@ -111,6 +111,12 @@ def test_goes_down_where_the_lowest_load_fails() -> None:
     assert "no lower load" in in_words(interval(nothing), users(), "users")
 
 
+def test_the_upper_end_is_narrowed_also_where_no_load_was_shown_to_hold() -> None:
+    probes = search(answers({1.0: "INCONCLUSIVE", 2.0: "INCONCLUSIVE"}, lambda _: "FAIL"), users())
+    assert [p.load for p in probes] == [1, 2, 4, 3]
+    assert interval(probes) == Interval(None, 3, (1, 2))
+
+
 def test_ends_at_the_ceiling() -> None:
     probes = search(lambda _: "PASS", users(ceiling=20))
     assert [p.load for p in probes] == [1, 2, 4, 8, 16, 20]
