@@ -22,6 +22,9 @@ from loadtest.plan.schema import Plan
 
 DOUBLINGS = 10
 """From the lowest load up to a thousand times as much, where no other end is given."""
+BUDGET_FACTOR = 3
+"""Budget of a probe over that of an ordinary auto window: most probes end long before it, and one near the capacity
+that decides nothing widens the answer."""
 HALVINGS = 4
 """Down from the lowest rate to a sixteenth, where that fails; users go down to one."""
 
@@ -87,7 +90,7 @@ def settings_of(
     checks = max(_checks(plan, config, asked, strata) for config in configs)
     sure = level(confidence, area.max_probes(), checks)
     criteria = tuple(dataclasses.replace(slo, confidence=sure) for slo in asked)
-    return Settings(kind, area, confidence, criteria, auto_requests(criteria), tuple(left_out))
+    return Settings(kind, area, confidence, criteria, BUDGET_FACTOR * auto_requests(criteria), tuple(left_out))
 
 
 def _load(plan: Plan, by: str | None) -> tuple[LoadKind, float]:
