@@ -88,7 +88,7 @@ def test_what_cannot_be_searched_is_told_before_anything_is_written(
 
 
 def test_the_level_of_a_probe_is_shared_out(tmp_path: Path) -> None:
-    """8 probes at most, two criteria: (1 - 0.9) / 16 for each; the budget bears a good dozen requests over the limit."""
+    """8 probes at most, two criteria: (1 - 0.9) / 16 for each; the budget bears a dozen requests over the limit."""
     prepared = prepare_capacity(plan(tmp_path), tmp_path / "out", asked=Asked(ceiling=4.0, confidence=0.9))
     settings = prepared.settings
     assert settings.area.max_probes() == 8
