@@ -129,9 +129,12 @@ class _Sink:
         self.status: int | None = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self.complete:  # what follows a whole message is another one, which nobody asked for
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        if self.complete:
+            return
         self.status = self.parser.get_status_code()
         self.head_done = not 100 <= self.status < 200
 
