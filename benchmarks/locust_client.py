@@ -1,29 +1,25 @@
 """A full Locust run (master, one worker, recording on) against a URL, as `loadtest run` starts it.
 
-Used by fidelity.py.
+Used by fidelity.py, peers.py and the other benchmarks.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
+from usage import watch
 
 from loadtest.load.launch import locust_argv, locust_env
 from loadtest.model import Cell, ClientSpec, ConfigSpec, LoadJob, SamplingSpec, to_json
 
-SAMPLE_S = 0.1  # the CPU time at the window's edges is interpolated between samples this far apart
 
-
-def job_of(folder: Path, url: str, streams: int, warmup_s: float, measure_s: float, pace_s: float) -> LoadJob:
+def job_of(
+    folder: Path, url: str, streams: int, warmup_s: float, measure_s: float, pace_s: float, workers: int = 1
+) -> LoadJob:
     """A job of one closed-loop cell; writes its prompt files."""
     files = {}
     for name, n in (("bench", 256), ("bench.warmup", 32)):
@@ -62,7 +58,7 @@ def job_of(folder: Path, url: str, streams: int, warmup_s: float, measure_s: flo
         base_urls=(url,),
         model_name="schedule",
         api="chat",
-        client=ClientSpec(workers=1, pace_s=pace_s),
+        client=ClientSpec(workers=workers, pace_s=pace_s),
         cells=(cell,),
         prompt_files=files,
         mix_weights={"bench": (1.0,)},
@@ -80,51 +76,24 @@ def run(job: LoadJob, start: list[str], timeout_s: float) -> dict[str, Any]:
     job_file = folder / "job.json"
     job_file.write_text(json.dumps(to_json(job)))
     argv = [*start, *locust_argv(job_file, job)]
-    samples: list[tuple[int, float]] = []
-    peak_mb = 0.0
     with (folder / "locust.log").open("wb") as out:
         process = subprocess.Popen(argv, env=locust_env(job_file), stdout=out, stderr=out, start_new_session=True)
-        started = time.monotonic()
-        try:
-            while process.poll() is None:
-                if time.monotonic() - started > timeout_s:
-                    raise SystemExit(f"the Locust run took more than {timeout_s:g} s; see {folder}/locust.log")
-                used, rss = tree_usage(process.pid)
-                samples.append((time.time_ns(), used))
-                peak_mb = max(peak_mb, rss / 2**20)
-                time.sleep(SAMPLE_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        usage = watch(process, timeout_s)
+    log = (folder / "locust.log").read_text()
+    if usage.returncode == -9:
+        raise SystemExit(f"the Locust run took more than {timeout_s:g} s:\n{log}")
     cell_folder = folder / "cells" / job.cells[0].cell_id
-    if process.returncode or not (cell_folder / "done.json").exists():
-        raise SystemExit(f"the Locust run failed with {process.returncode}:\n{(folder / 'locust.log').read_text()}")
+    if usage.returncode or not (cell_folder / "done.json").exists():
+        raise SystemExit(f"the Locust run failed with {usage.returncode}:\n{log}")
     done = json.loads((cell_folder / "done.json").read_text())
     rows: list[dict[str, Any]] = []
     for path in sorted(cell_folder.glob("worker-*.arrows")):
         rows += pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
     begin, end = done["window_start_ns"], done["window_end_ns"]
-    return {"rows": rows, "done": done, "cpu_s": at(samples, end) - at(samples, begin), "peak_rss_mb": peak_mb}
-
-
-def tree_usage(pid: int) -> tuple[float, int]:
-    """CPU seconds and resident bytes of a process and its children."""
-    used, rss = 0.0, 0
-    try:
-        parent = psutil.Process(pid)
-        for process in [parent, *parent.children(recursive=True)]:
-            times = process.cpu_times()
-            used += times.user + times.system
-            rss += process.memory_info().rss
-    except psutil.NoSuchProcess:
-        pass  # it ended between two looks
-    return used, rss
-
-
-def at(samples: list[tuple[int, float]], t_ns: int) -> float:
-    """The CPU seconds at a time, between two samples."""
-    for (t0, u0), (t1, u1) in pairwise(samples):
-        if t0 <= t_ns <= t1:
-            return u0 + (u1 - u0) * (t_ns - t0) / (t1 - t0)
-    return samples[-1][1]
+    return {
+        "rows": rows,
+        "done": done,
+        "cpu_s": usage.cpu_s(begin, end),
+        "peak_rss_mb": usage.peak_rss_mb,
+        "usage": usage,
+    }

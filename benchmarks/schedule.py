@@ -17,6 +17,7 @@ class Truth:
     """One request as the server saw it; times in UNIX ns."""
 
     request_id: str
+    """X-Request-Id, "-" where the client sent none."""
     connection: int
     how: str
     """"ok", a failure mode, or "closed" (by the client)."""
@@ -57,10 +58,15 @@ def server(log: Path, start: Sequence[str] = (), **options: object) -> Iterator[
             process.stdout.close()
 
 
-def read_log(path: Path) -> dict[str, Truth]:
-    """Request id -> what the server did."""
-    out = {}
+def read_requests(path: Path) -> list[Truth]:
+    """Every request of the log, in the order of their arrival."""
+    out = []
     for line in path.read_text().splitlines():
         request_id, connection, how, arrival, tokens, *sent = line.split()
-        out[request_id] = Truth(request_id, int(connection), how, int(arrival), int(tokens), tuple(map(int, sent)))
-    return out
+        out.append(Truth(request_id, int(connection), how, int(arrival), int(tokens), tuple(map(int, sent))))
+    return sorted(out, key=lambda told: told.arrival_ns)
+
+
+def read_log(path: Path) -> dict[str, Truth]:
+    """Request id -> what the server did."""
+    return {told.request_id: told for told in read_requests(path)}

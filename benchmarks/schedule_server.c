@@ -228,6 +228,7 @@ static int next_request(Conn *c, int64_t arrival) {
     c->chat = strstr(c->in, "/chat/completions") != NULL;
     int known = c->chat || strstr(c->in, "/v1/completions");
     header_value(c->in, end, "\r\nx-request-id", c->id, sizeof c->id);
+    if (!c->id[0]) strcpy(c->id, "-");
     memmove(c->in, c->in + size, c->length -= size);
     if (!known) {
       if (answer(c, 200, "{}")) { close_conn(c); return -1; }
