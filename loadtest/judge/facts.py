@@ -51,6 +51,21 @@ def empty(name: str, words: str) -> Seen:
     return seen
 
 
+def advised(check: Seen) -> Seen:
+    """A breach that a busy client causes: says whether more workers would help, and how many would be enough."""
+
+    def seen(facts: Facts) -> str | None:
+        found = check(facts)
+        have, enough = value(facts, "workers_reported"), value(facts, "workers_enough")
+        if found is None or have is None or enough is None:
+            return found
+        if enough > have:
+            return f"{found}; {enough:g} workers would be enough ({have:g} were not)"
+        return f"{found}; {have:g} workers had CPU to spare, so look for what else is busy on their hosts"
+
+    return seen
+
+
 def stamped(check: Seen) -> Seen:
     """A fact of kernel stamps. Without any, reading late only makes latencies longer, so a PASS is still safe."""
     return lambda facts: None if value(facts, "user_clock_share") == 1.0 else check(facts)
@@ -128,7 +143,11 @@ def reached(facts: Facts) -> str | None:
     flying, asked = value(facts, "achieved_concurrency"), value(facts, "load_value")
     if flying is None or asked is None:
         return "the concurrency reached is not known"
-    return f"{flying:.1f} requests in flight on average, {asked:g} asked" if flying < REACHED * asked else None
+    thinking = value(facts, "thinking_concurrency") or 0.0  # Little's law counts who pauses too
+    if flying + thinking >= REACHED * asked:
+        return None
+    pausing = f" and {thinking:.1f} users pausing" if thinking else ""
+    return f"{flying:.1f} requests in flight{pausing} on average, {asked:g} asked"
 
 
 def residual(facts: Facts) -> str | None:

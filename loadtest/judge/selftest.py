@@ -142,6 +142,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("late sends", "late_sends", {"load_kind": "poisson", "lateness_p99_us": 1e6}),
     Fault("lagging client", "client_lag", {"user_clock_share": 0.0, "client_lag_p99_us": 1e6}),
     Fault("saturated client", "client_cpu", {"worker_cpu_max": 1.0}),
+    Fault("absent event loop", "client_stalls", {"worker_stall_share": 0.5}),
+    Fault("skewed clock", "clock_skew", {"clock_skew_ms": 900.0}),
     Fault("stepping clock", "clock_step", {"clock_step_us": 1e6}),
     Fault("too little load", "load_not_reached", {"load_kind": "closed", "achieved_concurrency": 0.0}),
     Fault("scrape gap", "scrape_gap", {"scrape_max_gap_s": 60.0}),
@@ -199,6 +201,8 @@ SOUND: dict[str, Any] = {
     "lateness_p99_us": 0.0,
     "client_lag_p99_us": 0.0,
     "worker_cpu_max": 0.0,
+    "worker_stall_share": 0.0,
+    "clock_skew_ms": 0.0,
     "clock_step_us": 0.0,
     "scrapes_expected": 1,
     "scrapes_ok": 1,
@@ -215,6 +219,18 @@ SOUND: dict[str, Any] = {
     "hdr_overflow": 0,
 }
 """Facts of a cell that passes every trust check, whatever was seen: the copy starts from these."""
+
+
+def self_test_text(planted: Sequence[Planted]) -> str:
+    """One line per fault and a last line that sums up."""
+    missed = sum(not p.caught for p in planted)
+    lines = [f"{'caught' if p.caught else 'MISSED':7} {p.name}: {p.expect}: {p.seen}" for p in planted]
+    end = (
+        f"{missed} of {len(planted)} planted faults were missed: do not trust this gate"
+        if missed
+        else (f"all {len(planted)} planted faults were caught")
+    )
+    return "\n".join([*lines, end])
 
 
 def _same_place(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -21,6 +21,8 @@ MERGED_FIRST = 0.005  # half of the 1 % that a P99 of TTFT rests on
 CLIENT_LAG_US = 20_000.0  # ten polls of the default pace: beyond it the next request of a closed loop starts late
 LATENESS_US = 20_000.0  # the same for scheduled starts; small against a TTFT limit of hundreds of ms
 WORKER_CPU = 0.9  # share of one core; above, reads and sends wait for the client itself
+STALL_SHARE = 0.05  # up to P95 the client's own absence stays out of a percentile
+CLOCK_SKEW_MS = 50.0  # hosts with NTP differ by a few ms; 50 ms are 0.1 % of a window of a minute
 CLOCK_STEP_US = 5_000.0  # reading two clocks on a busy machine differs by less; a real step is larger
 
 
@@ -99,7 +101,9 @@ CHECKS: tuple[TrustCheck, ...] = (
         "Chunks read together share one time stamp, so gaps are wrong.",
         "Use more workers or fewer streams per worker; free the client's CPU.",
         frozenset((LATENCY,)),
-        see.streamed(see.at_most("coalesced_share", MERGED_CHUNKS, "{value:.2%} of the chunks were read together")),
+        see.advised(
+            see.streamed(see.at_most("coalesced_share", MERGED_CHUNKS, "{value:.2%} of the chunks were read together"))
+        ),
     ),
     TrustCheck(
         "merged_first_chunks",
@@ -107,7 +111,9 @@ CHECKS: tuple[TrustCheck, ...] = (
         "The TTFT of such a request is only an upper bound, and these are the tail of a P99.",
         "Use more workers or fewer streams per worker; free the client's CPU.",
         frozenset((LATENCY,)),
-        see.streamed(see.at_most("merged_first_share", MERGED_FIRST, "{value:.2%} of the first chunks were merged")),
+        see.advised(
+            see.streamed(see.at_most("merged_first_share", MERGED_FIRST, "{value:.2%} of the first chunks were merged"))
+        ),
     ),
     TrustCheck(
         "arrivals_dropped",
@@ -123,7 +129,9 @@ CHECKS: tuple[TrustCheck, ...] = (
         "A late start hides the waiting that a real user would have had.",
         "Use more workers; free the client's CPU.",
         frozenset((LATENCY,)),
-        see.open_loop(see.at_most("lateness_p99_us", LATENESS_US, "P99 of send minus schedule {value:.0f} us")),
+        see.advised(
+            see.open_loop(see.at_most("lateness_p99_us", LATENESS_US, "P99 of send minus schedule {value:.0f} us"))
+        ),
     ),
     TrustCheck(
         "client_lag",
@@ -131,9 +139,11 @@ CHECKS: tuple[TrustCheck, ...] = (
         "The client reacts late, so a closed loop offers less load than asked.",
         "Use more workers or a machine of its own for the client; without kernel stamps (TLS) use a plain connection.",
         frozenset((LATENCY,)),
-        see.served(
-            see.stamped(
-                see.at_most("client_lag_p99_us", CLIENT_LAG_US, "P99 of read minus kernel stamp {value:.0f} us")
+        see.advised(
+            see.served(
+                see.stamped(
+                    see.at_most("client_lag_p99_us", CLIENT_LAG_US, "P99 of read minus kernel stamp {value:.0f} us")
+                )
             )
         ),
     ),
@@ -143,7 +153,25 @@ CHECKS: tuple[TrustCheck, ...] = (
         "A saturated client measures itself.",
         "Use more workers or a machine of its own for the client.",
         TIMES,
-        see.at_most("worker_cpu_max", WORKER_CPU, "a worker used {value:.0%} of a core"),
+        see.advised(see.at_most("worker_cpu_max", WORKER_CPU, "a worker used {value:.0%} of a core")),
+    ),
+    TrustCheck(
+        "client_stalls",
+        "5 % of the window",
+        "While its event loop is away a worker neither reads nor sends; a request in twenty would meet that.",
+        "Free the client's CPU; look for a listener of Locust's events that blocks.",
+        TIMES,
+        see.advised(
+            see.at_most("worker_stall_share", STALL_SHARE, "a worker's event loop was away for {value:.1%} of the time")
+        ),
+    ),
+    TrustCheck(
+        "clock_skew",
+        "50 ms",
+        "The windows of the workers and of the counters are absolute times: such a worker measured another one.",
+        "Run NTP (or chrony, PTP) on all hosts, and the cell again.",
+        frozenset((RATES, ACCEPTANCE)),
+        see.at_most("clock_skew_ms", CLOCK_SKEW_MS, "a worker's clock is off by {value:.0f} ms or more"),
     ),
     TrustCheck(
         "clock_step",

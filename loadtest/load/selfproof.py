@@ -42,6 +42,9 @@ class SelfProof:
         self.cpu_share: list[float] = []
         self.stalls_ms: list[float] = []
         self.stalls = 0
+        self.window = (0, 0)
+        """(start, end) in UNIX ns, set by who knows it: stalls inside are added up in `stalled_window_ms`."""
+        self.stalled_window_ms = 0.0
         self._offset_ns = _clock_offset_ns()
         self.offset_start_ns = self._offset_ns
         self.max_step_ns = 0
@@ -60,6 +63,7 @@ class SelfProof:
             "cpu_share": [round(v, 3) for v in self.cpu_share],
             "rss_mb": round(self._process.memory_info().rss / 2**20, 1),
             "stalls": self.stalls,
+            "stalled_window_ms": round(self.stalled_window_ms, 1),
             "stalls_ms": [round(v, 1) for v in self.stalls_ms],
             "clock": self.clock(),
         }
@@ -90,6 +94,9 @@ class SelfProof:
                 self.stalls += 1
                 if len(self.stalls_ms) < STALLS_KEPT:
                     self.stalls_ms.append(late_ms)
+                start_ns, end_ns = self.window
+                if start_ns <= time.time_ns() < end_ns:
+                    self.stalled_window_ms += late_ms
             self._due = now + TICK_S
             if now >= self._next_second:
                 self._sample()

@@ -194,6 +194,7 @@ class Worker:
         stripe = msg.data["stripes"].get(str(self.index))
         first = not run.open
         run.set_window(msg.data["start_ns"], msg.data["end_ns"], stripe and tuple(stripe), time.time_ns())
+        self._proof.window = (run.start_ns, run.end_ns)
         self._changed.set()
         self._gate.set()
         if first and run.cell.load_kind in OPEN_KINDS:

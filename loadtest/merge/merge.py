@@ -29,6 +29,7 @@ from loadtest.load.hdr import hlog_header, hlog_line, one_interval
 from loadtest.load.records import RAW_SCHEMA
 from loadtest.merge import cells as columns
 from loadtest.merge import latency
+from loadtest.merge.client import client_columns
 from loadtest.merge.plan_cells import PlannedCell, auto_columns, planned_cells, read_run
 from loadtest.merge.quantiles import QUANTILES
 from loadtest.merge.read_raw import RawFile, ahead, tables, worker_files
@@ -184,6 +185,7 @@ class _Merge:
             **columns.count_columns(rows, files),
             **columns.latency_columns(rows),
             **columns.worker_columns(rows, files),
+            **client_columns(rows, files),
             **columns.acceptance_columns(rows, spec, window),
             **columns.reconciliation_columns(rows, whole["deltas"], whole["spec"]),
             **server,
@@ -225,10 +227,16 @@ def _strangers(provenance: dict[str, Any], answered: list[str]) -> list[str]:
 
 
 def _comparable(provenance: dict[str, Any]) -> str | None:
-    """What must be equal between configs that are compared, as one JSON text; None without provenance."""
+    """What must be equal between configs that are compared, as one JSON text; None without provenance.
+
+    Without the size of the host's memory: a virtual machine can get more of it while it runs.
+    """
     if not provenance:
         return None
-    return json.dumps({k: provenance.get(k) for k in ("versions", "gpus", "model", "serving", "host")}, sort_keys=True)
+    held = {k: provenance.get(k) for k in ("versions", "gpus", "model", "serving", "host")}
+    if isinstance(host := held["host"], dict):
+        held["host"] = {k: v for k, v in host.items() if k != "memory_gib"}
+    return json.dumps(held, sort_keys=True)
 
 
 @contextmanager

@@ -138,6 +138,9 @@ class RowSums:
             "first_merged": (first & (ints(table, "first_chunk_merged") == 1)).sum(),
             "chunks": ints(table, "chunks")[good].sum(),
             "window_chunks": ints(table, "chunks")[window].sum(),
+            "connect_failures": (
+                window & (equal(table, "outcome", "connection_error") | equal(table, "outcome", "connect_timeout"))
+            ).sum(),
             "coalesced": ints(table, "coalesced_reads")[window].sum(),
         }
         for name, value in add.items():

@@ -178,5 +178,19 @@ CELLS_SCHEMA = pa.schema(
         pa.field("auto_budget", pa.int64()),
         pa.field("auto_stopped", pa.bool_()),
         pa.field("auto_looks", pa.string()),
+        # the client's own innocence
+        pa.field("worker_stall_share", pa.float64()),  # of the window, worst worker
+        pa.field("worker_stalls", pa.int64()),
+        pa.field("worker_stall_max_ms", pa.float64()),
+        pa.field("worker_rss_max_mb", pa.float64()),
+        pa.field("connections_opened", pa.int64()),
+        pa.field("requests_resent", pa.int64()),
+        pa.field("connect_failures", pa.int64()),  # window rows that got no connection, or lost it
+        pa.field("clock_skew_ms", pa.float64()),  # least certain distance to the master's clock, worst worker
+        pa.field("window_edge_late_ms", pa.float64()),
+        pa.field("thinking_concurrency", pa.float64()),  # users that pause between turns, time average
+        pa.field("conversations", pa.int64()),
+        pa.field("conversations_cut", pa.int64()),
+        pa.field("workers_enough", pa.int32()),
     ]
 )

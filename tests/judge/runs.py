@@ -79,6 +79,8 @@ def cell_facts(
         "lateness_p99_us": 100.0,
         "user_clock_share": 0.0,
         "worker_cpu_max": 0.3,
+        "worker_stall_share": 0.0,
+        "clock_skew_ms": 0.1,
         "clock_step_us": 3.0,
         "scrapes_expected": 60,
         "scrapes_ok": 60,

@@ -38,6 +38,8 @@ FAULTS: dict[str, list[dict[str, Any]]] = {
     "late_sends": [{**OPEN, "lateness_p99_us": 30_000.0}, {**OPEN, "lateness_p99_us": None}],
     "client_lag": [{"client_lag_p99_us": 50_000.0}, {"client_lag_p99_us": None}],
     "client_cpu": [{"worker_cpu_max": 0.99}, {"worker_cpu_max": None}],
+    "client_stalls": [{"worker_stall_share": 0.2}, {"worker_stall_share": None}],
+    "clock_skew": [{"clock_skew_ms": 80.0}, {"clock_skew_ms": None}],
     "clock_step": [{"clock_step_us": 100_000.0}, {"clock_step_us": None}],
     "load_not_reached": [{"achieved_concurrency": 5.0}, {"achieved_concurrency": None}],
     "scrape_gap": [
@@ -193,3 +195,15 @@ def test_generated_docs_are_current(name: str, made: Any) -> None:
 def test_slo_page_is_current() -> None:
     page = (DOCS / "slo-file.md").read_text(encoding="utf-8")
     assert reference.with_tables(page) == page
+
+
+def test_a_busy_client_hears_how_many_workers_would_be_enough() -> None:
+    told = [judged({"worker_cpu_max": 0.99, "workers_enough": n}).cells[0].reasons[0].seen for n in (3, 1)]
+    assert told[0].endswith("; 3 workers would be enough (1 were not)")
+    assert told[1].endswith("look for what else is busy on their hosts")
+
+
+def test_users_that_pause_between_turns_count_as_load() -> None:
+    load = {"achieved_concurrency": 1.0, "thinking_concurrency": 7.0}
+    assert judged(load).cells[0].reasons == ()
+    assert [r.code for r in judged(load | {"thinking_concurrency": 1.0}).cells[0].reasons] == ["load_not_reached"]

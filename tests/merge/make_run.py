@@ -101,6 +101,17 @@ def done(rows: list[dict[str, Any]] | None = None, *, window_s: float = 10.0, **
             "dropped": 0,
             "event_errors": 0,
             "cpu_share": [0.25, 0.5],
+            "rss_mb": 80.0,
+            "stalls": 2,
+            "stalls_ms": [12.0, 30.0],
+            "stalled_window_ms": 42.0,
+            "conns_opened": 4,
+            "resent": 1,
+            "clock_skew_ms": [-0.2, 0.1],
+            "late_window_ms": 0.0,
+            "thinking_s": 5.0,
+            "conversations": 3,
+            "conversations_cut": 1,
         }
         for w in sorted({r["worker"] for r in rows} or {0})
     }
