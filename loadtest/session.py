@@ -32,7 +32,7 @@ from loadtest.run_folder import RunFolder, ServerStart, write_json
 from loadtest.server.attach import attach
 from loadtest.server.caches import require_reset, reset_urls
 from loadtest.server.commands import run_commands
-from loadtest.server.launch import ServerProcess
+from loadtest.server.launch import Phase, ServerProcess
 from loadtest.server.provenance import Server as ProvedServer
 from loadtest.server.provenance import collect, require_no_contradiction
 from loadtest.server.scraper import start_scraper
@@ -60,7 +60,7 @@ class Server(ProvedServer, Protocol):
     def stop(self) -> None:
         """Free everything that the start took."""
 
-    def check_alive(self) -> None:
+    def check_alive(self, phase: Phase = "measure") -> None:
         """Raise ServerError with the diagnosis where the server has ended."""
 
 
@@ -111,7 +111,7 @@ def serving(run: RunFolder, start: ServerStart, reporter: Reporter) -> Iterator[
     folder = start_folder(run, start)
     with _commands(start, folder, reporter), _server(run, start, folder, reporter) as server:
         cache = run.facts["plan"]["cache"]
-        provenance = collect(start.config, run.target(), server, folder) | {"caches": cache}
+        provenance = _proven(run, start, server, folder) | {"caches": cache}
         write_json(folder / "provenance.json", provenance)
         require_no_contradiction(provenance)
         resets = reset_urls(server.base_urls) if cache["prefix"] == "reset" else ()
@@ -122,6 +122,15 @@ def serving(run: RunFolder, start: ServerStart, reporter: Reporter) -> Iterator[
             yield Session(run, start, server, Path(scraper.socket), reporter)
         finally:
             scraper.stop()
+
+
+def _proven(run: RunFolder, start: ServerStart, server: Server, folder: Path) -> dict[str, Any]:
+    """Provenance of the server. One whose engine dies at its first request is diagnosed from its log."""
+    try:
+        return collect(start.config, run.target(), server, folder)
+    except EndpointError:
+        _wait_for_death(server, "proof")
+        raise
 
 
 @contextmanager
@@ -233,11 +242,11 @@ def _run_locust(
         )
 
 
-def _wait_for_death(server: Server) -> None:
-    """A failed load may be the first sign of a dying server: its diagnosis says more than Locust's. Else nothing."""
+def _wait_for_death(server: Server, phase: Phase = "measure") -> None:
+    """A failure may be the first sign of a dying server: its diagnosis, raised here, says more. Else nothing."""
     deadline = time.monotonic() + (DEATH_S if server.started_by_us else 0.0)
     while time.monotonic() < deadline:
-        server.check_alive()
+        server.check_alive(phase)
         time.sleep(POLL_S)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from loadtest.errors import EndpointError
 from loadtest.model import ConfigSpec, TargetSpec
@@ -33,7 +34,7 @@ class AttachedServer:
         """None: we do not see the process."""
         return None
 
-    def check_alive(self) -> None:
+    def check_alive(self, phase: Literal["proof", "measure"] = "measure") -> None:
         """Nothing to check: the requests themselves show it."""
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from loadtest.errors import ServerError, StartError
@@ -33,6 +33,8 @@ GPU_FREE_TIMEOUT_S = 30.0
 """The driver frees the memory of a killed process within seconds."""
 GPU_SLACK_MIB = 512.0
 """Other users of the GPU (a desktop, a monitor) move by this much."""
+Phase = Literal["proof", "measure"]
+"""What a server that was ready is doing for us."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -133,21 +135,19 @@ class ServerProcess:
         """Why a server that was ready is not there any more, from its log."""
         return diagnose(self._log(), self.exit_code())
 
-    def check_alive(self) -> None:
+    def check_alive(self, phase: Phase = "measure") -> None:
         """Raise ServerError with the diagnosis when a server that was ready has ended, or its engine has.
 
-        Writes failed.json then. vLLM's API server ends some seconds after its engine died.
+        Writes failed.json then, with `phase`. vLLM's API server ends some seconds after its engine died.
         """
         code = self.exit_code()
         if code is None:
             return
         found = self.diagnosis()
-        told = f"the server ended with exit code {code} while it was measured"
-        self._write_failed(found, told, code, self.ready_s, phase="measure")
-        raise ServerError(
-            f"{self.config.name}: the server ended with exit code {code} while it was measured. "
-            f"Diagnosis: {found} (log: {self.log_file})"
-        )
+        doing = "it was measured" if phase == "measure" else "it was asked what it runs"
+        told = f"the server ended with exit code {code} while {doing}"
+        self._write_failed(found, told, code, self.ready_s, phase)
+        raise ServerError(f"{self.config.name}: {told}. Diagnosis: {found} (log: {self.log_file})")
 
     def _take_port(self) -> None:
         if not self._port:
@@ -264,7 +264,12 @@ class ServerProcess:
         return StartError(f"{text} (log: {self.log_file})")
 
     def _write_failed(
-        self, found: Diagnosis | None, error: str, code: int | None, elapsed_s: float | None, phase: str = "start"
+        self,
+        found: Diagnosis | None,
+        error: str,
+        code: int | None,
+        elapsed_s: float | None,
+        phase: Phase | Literal["start"] = "start",
     ) -> None:
         failed = {
             "reason": found.reason if found else "port_in_use",

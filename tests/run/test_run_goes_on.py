@@ -10,7 +10,7 @@ import pytest
 import runs_kit as kit
 
 SYNTHETIC = {**kit.NGRAM, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
-BAD = ("oom", "hangs", "lies", "dies")
+BAD = ("oom", "hangs", "lies", "mute", "dies")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kit.stub("oom", "oom", port, env={"PIDS": pids["oom"], "CHILD": "1"}),
         kit.stub("hangs", "hang", port, env={"PIDS": pids["hangs"], "CHILD": "1"}),
         kit.stub("lies", "other_config", port, env={"PIDS": pids["lies"], "IGNORE_TERM": "1"}),
+        kit.stub("mute", "dies_at_first", port, env={"PIDS": pids["mute"]}),
         kit.stub("dies", "dies_under_load", port, env={"PIDS": pids["dies"], "CHILD": "1"}),
         kit.stub("synthetic", "ok", port, SYNTHETIC, env={"PIDS": pids["synthetic"]}),
         kit.sim("ngram-4", kit.NGRAM),
@@ -45,8 +46,8 @@ def cells(folder: Path) -> dict[str, dict]:
 def test_the_good_configs_are_measured_before_and_after_the_bad_ones(folder: Path) -> None:
     states = {config: row["state"] for config, row in cells(folder).items()}
     assert states == {
-        "baseline": "done", "oom": "failed", "hangs": "failed", "lies": "failed", "dies": "unfinished",
-        "synthetic": "done", "ngram-4": "done",
+        "baseline": "done", "oom": "failed", "hangs": "failed", "lies": "failed", "mute": "failed",
+        "dies": "unfinished", "synthetic": "done", "ngram-4": "done",
     }, result(folder)["stderr"]  # fmt: skip
     assert json.loads((folder / "run.json").read_text())["state"] == "incomplete"
     assert cells(folder)["ngram-4"]["ok"] > 0
@@ -59,6 +60,7 @@ def test_the_good_configs_are_measured_before_and_after_the_bad_ones(folder: Pat
         ("oom", "start", "out_of_memory", "CUDA out of memory. Tried to allocate 224.00 MiB"),
         ("hangs", "start", "hang", "the server was not ready after"),
         ("lies", "proof", "ConfigContradictionError", "num_speculative_tokens: asked 4"),
+        ("mute", "proof", "engine_dead", "the engine died while it served"),
         ("dies", "measure", "engine_dead", "the engine died while it served"),
     ],
 )

@@ -1,7 +1,8 @@
 """A stand-in for `vllm serve` that behaves badly on command. Standard library only; MODE in the environment:
 
 ok | hang | dies | oom | bad_flag | ignores_term | dies_later | late | other_config | other_model | dead_engine
-dies_under_load: ends like a dead engine at its fifth request. IGNORE_TERM=1 ignores SIGTERM in any mode.
+dies_under_load: ends like a dead engine at its fifth request; dies_at_first: at its first, answered with HTTP 500.
+IGNORE_TERM=1 ignores SIGTERM in any mode.
 CHILD=1 forks a child first that detaches itself and ignores SIGTERM; its pid goes to the file PIDS, with our own.
 """
 
@@ -88,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         body = PAGES.get(self.path)
         status = 200 if body is not None else 404
-        if MODE == "dead_engine" and self.path.startswith("/v1/chat"):
+        if MODE in ("dead_engine", "dies_at_first") and self.path.startswith("/v1/chat"):
             status, body = 500, b'{"error":{"message":"EngineCore encountered an issue.","code":500}}'
         self.send_response(status)
         self.send_header("Content-Length", str(len(body or b"")))
@@ -114,7 +115,7 @@ server = Server((option("--host"), int(option("--port"))), Handler)
 server.timeout = 0.05
 started = time.monotonic()
 while not (MODE == "dies_later" and time.monotonic() - started > 0.5) and not (
-    MODE == "dies_under_load" and len(requests) >= 5
+    (MODE == "dies_under_load" and len(requests) >= 5) or (MODE == "dies_at_first" and requests)
 ):
     server.handle_request()
 print(
