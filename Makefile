@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do $$p -c 'import sys;
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: help setup demo test check check-hlog-js e2e-vllm e2e-vllm-full bench docs clean
+.PHONY: help setup demo test check check-hlog-js e2e-vllm e2e-vllm-full bench bench-peers-setup docs clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -45,8 +45,11 @@ e2e-vllm-full: $(STAMP) ## the full CPU sweep: all five methods, gamma 2 and 4
 	tools/vllm_cpu/setup.sh
 	tools/vllm_cpu/e2e.sh plans/vllm-cpu-full.toml
 
-bench: $(STAMP) ## client fidelity against a server on a schedule, whole Locust runs (about 2 minutes; needs gcc)
-	$(BIN)/python benchmarks/fidelity.py --streams 16 64 256 --k 1 3 --json benchmarks/results.json
+bench: $(STAMP) ## ours and other load tools on one schedule, memory, merge (half an hour; needs gcc; BENCH= options)
+	$(BIN)/python benchmarks/bench.py $(BENCH)
+
+bench-peers-setup: $(STAMP) ## the other load tools for `make bench`, pinned (about 4 GB, 5 minutes)
+	$(BIN)/python benchmarks/peers_setup.py
 
 check-hlog-js: $(STAMP) ## our histogram logs read by hdr-histogram-js (needs node and npm)
 	$(BIN)/python tools/hlog_js_check/check.py

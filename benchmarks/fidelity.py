@@ -174,7 +174,7 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--client", choices=["locust", "engine"], default="locust")
     parser.add_argument("--streams", type=int, nargs="+", default=[64])
@@ -191,7 +191,11 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the rows of the last run as JSON there")
     parser.add_argument("--json", type=Path, help="also write the results there")
     parser.add_argument("--limit-pct", type=float, help="exit 1 where a TTFT or gap ratio is further from 1 than this")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = parser().parse_args()
     results = [
         median_of([one_run(streams, k, args) for _ in range(args.runs)]) for streams in args.streams for k in args.k
     ]
