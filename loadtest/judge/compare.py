@@ -70,6 +70,25 @@ class RunComparison:
         """0 no regression, 99 regression, 98 not known."""
         return EXIT_CODES[self.status]
 
+    def text(self) -> str:
+        """For a person: a line per group, what was left out, the answer last."""
+        lines = [f"{g.status:12} {g.config} / {g.mix} / {g.sampling} / {g.load}: {g.words}" for g in self.groups]
+        blocking = [(f"{g.config} / {g.mix} / {g.load}", r) for g in self.groups for r in g.reasons if r.blocking]
+        for code in dict.fromkeys(r.code for _, r in blocking):
+            where = [(w, r) for w, r in blocking if r.code == code]
+            first = where[0][1]
+            lines.append(f"{code} in {len(where)} of {len(self.groups)}, first {where[0][0]}: {first.seen}. {first.do}")
+        lines += [f"only in {self.old}: {key}" for key in self.only_old]
+        lines += [f"only in {self.new}: {key}" for key in self.only_new]
+        if self.allowed:
+            lines.append(f"allowed to differ: {', '.join(self.allowed)}")
+        said = {
+            "PASS": f"no regression over {100 * self.delta:g} %",
+            "FAIL": f"a regression over {100 * self.delta:g} %",
+            "INCONCLUSIVE": "not known",
+        }[self.status]
+        return "\n".join([*lines, f"{self.status} (exit code {self.exit_code}): {self.new} against {self.old}: {said}"])
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values without NaN or infinities."""
         return {**finite(plain(self)), "exit_code": self.exit_code}

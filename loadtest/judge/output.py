@@ -62,7 +62,7 @@ def output_answers(context: Context, tested: Sequence[UnitTests]) -> dict[Key, O
     for key, groups in lines.items():
         found = greedy.get(key)
         if found is None:
-            found = _sampled(_greedy_answer(key, lines, greedy), sampled.check(_pairs(context, groups), context.seed))
+            found = _sampled(_greedy_answer(key, lines, greedy), sampled.check(_pairs(context, groups)))
         answers[key] = _with_tests(context, groups, found, tests.get(key))
     return answers
 

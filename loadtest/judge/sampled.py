@@ -6,6 +6,7 @@ under "no difference" every such relabelling is as likely as the one seen, whate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,6 @@ from loadtest.judge.frame import Array, Floats, RunLike
 from loadtest.judge.lossless import OutputCheck
 from loadtest.judge.select import CellFacts
 
-PERMUTATIONS = 2000
-"""The smallest p that can be seen is then 1 / 2001."""
 LEVEL = 0.01
 """Both tests together (Holm): a config is called wrong on it, so one in twenty would be too often."""
 MIN_PROMPTS = 20
@@ -57,7 +56,7 @@ class SampledOutputs:
             mine = of_cell == cell_id
             self._by_cell[cell_id] = Samples(codes[mine], lengths[mine], stopped[mine])
 
-    def check(self, pairs: Sequence[tuple[CellFacts, CellFacts]], seed: int) -> OutputCheck:
+    def check(self, pairs: Sequence[tuple[CellFacts, CellFacts]]) -> OutputCheck:
         """The answer of all (baseline, candidate) cells together: "no", or "not known" where nothing is seen."""
         if pairs and pairs[0][1].get("seed") is not None:
             pairs = pairs[:1]  # a fixed seed repeats the same draws in every cell: copies are no new evidence
@@ -71,9 +70,8 @@ class SampledOutputs:
         if prompts < MIN_PROMPTS:
             return OutputCheck("not known", f"{prompts} prompts were sampled by both sides, {MIN_PROMPTS} are needed")
         group, lengths, stopped, side = joined
-        rng = np.random.default_rng(seed)
-        p_length = permutation_p(_ranks(lengths, group), group, side, rng)
-        p_stop = permutation_p(stopped, group, side, rng)
+        p_length = permutation_p(_ranks(lengths, group), group, side)
+        p_stop = permutation_p(stopped, group, side)
         least = min(1.0, 2 * min(p_length, p_stop))  # Holm's first step
         means = [float(lengths[side == s].mean()) for s in (0, 1)]
         seen = (
@@ -112,15 +110,18 @@ def _ranks(values: Floats, group: Array) -> Floats:
     return out
 
 
-def permutation_p(values: Floats, group: Array, side: Array, rng: np.random.Generator) -> float:
-    """Two-sided p of "side makes no difference", labels permuted within each group."""
+def permutation_p(values: Floats, group: Array, side: Array) -> float:
+    """Two-sided p of "side makes no difference", labels permuted within each group.
+
+    The statistic is the sum of side 1's distances from their group's mean. Its variance over all permutations is
+    exact; with MIN_PROMPTS groups and more the sum is normal, so nothing needs to be shuffled.
+    """
     index = np.unique(group, return_inverse=True)[1]
-    centred = values - (np.bincount(index, values) / np.bincount(index))[index]
-    order = np.argsort(index, kind="stable")
-    centred, label, index = centred[order], side[order].astype(np.float64), index[order]
-    seen = abs(float(centred @ label))
-    hits = 0
-    for _ in range(PERMUTATIONS):
-        shuffled = label[np.lexsort((rng.random(len(label)), index))]
-        hits += abs(float(centred @ shuffled)) >= seen - 1e-9
-    return (hits + 1) / (PERMUTATIONS + 1)
+    size = np.bincount(index).astype(np.float64)
+    ones = np.bincount(index, side)
+    centred = values - (np.bincount(index, values) / size)[index]
+    spread = np.bincount(index, centred**2)
+    variance = float((ones * (size - ones) / (size * np.maximum(size - 1.0, 1.0)) * spread).sum())
+    if variance <= 0.0:
+        return 1.0
+    return math.erfc(abs(float(centred @ side)) / math.sqrt(2.0 * variance))
