@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING
 import click
 
 from loadtest import __version__
-from loadtest.errors import EXIT_CRASH, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_USAGE, LoadtestError
+from loadtest.errors import EXIT_CRASH, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_USAGE, InputError, LoadtestError
 
 if TYPE_CHECKING:
+    from loadtest.model import Slo
     from loadtest.run_folder import RunFolder
 
 PLAN = click.Path(path_type=Path, dir_okay=False)
 RUN = click.Path(path_type=Path, file_okay=False)
+FILE_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Troubles with a file that lie with its place, not with us: one line instead of a traceback."""
 EXITS = "Exit codes: 0 pass, 99 fail, 98 inconclusive, 2 usage or plan error, 1 crash."
 
 
@@ -108,6 +112,9 @@ def doctor(plan: Path, out: Path, as_json: bool) -> None:
 @click.argument("plan", type=PLAN, required=False)
 @click.option("--out", type=RUN, default=Path("reports"), show_default=True, help="Folder that gets the run folder.")
 @click.option("--resume", type=RUN, help="Continue this run folder with its first unfinished cell; needs no PLAN.")
+@click.option(
+    "--run-unit-tests", is_flag=True, help="Then run the answers to code prompts with their tests: `quality`."
+)
 @click.option("--no-gate", is_flag=True, help="Measure and merge only; exit 0 when every cell was measured.")
 @click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
 @click.option("--expect-workers", type=click.IntRange(min=1), help="Wait for so many `loadtest worker` processes.")
@@ -126,6 +133,7 @@ def run(
     port: int,
     web_ui: bool,
     web_port: int,
+    run_unit_tests: bool,
 ) -> None:
     """Measure every cell of PLAN, merge, gate and report; ends with `run: PATH`.
 
@@ -148,7 +156,7 @@ def run(
         remote.check()
     folder = _prepare(plan, out) if plan is not None else RunFolder(resume or out)
     folder = replace(folder, remote=remote, web_port=web_port if web_ui else None)
-    sys.exit(_measure(folder, gate_it=not no_gate, on_inconclusive=on_inconclusive))
+    sys.exit(_measure(folder, gate_it=not no_gate, on_inconclusive=on_inconclusive, unit_tests=run_unit_tests))
 
 
 @cli.command()
@@ -196,54 +204,6 @@ def probe(plan: Path, out: Path, requests: int | None) -> None:
 
 
 @cli.command()
-@click.argument("run", type=RUN)
-def merge(run: Path) -> None:
-    """Turn the raw files of RUN into Parquet and .hlog. Reads raw files only; can be repeated at any time.
-
-    \b
-    Example: loadtest merge reports/20261129-120000-night
-    """
-    from loadtest.merge.merge import merge_run
-
-    click.echo(merge_run(run).text())
-
-
-@cli.command()
-@click.argument("run", type=RUN)
-@click.option("--slo", type=PLAN, help="Judge against this SLO file instead of the plan's own criteria.")
-@click.option("--json", "as_json", is_flag=True, help="Print verdict.json.")
-@click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
-def gate(run: Path, slo: Path | None, as_json: bool, on_inconclusive: str) -> None:
-    """Judge a finished RUN again, without a server; writes verdict.json and the reports.
-
-    \b
-    Example: loadtest gate reports/20261129-120000-night --slo slo.toml
-    """
-    sys.exit(_gate(run, slo=slo, as_json=as_json, on_inconclusive=on_inconclusive))
-
-
-@cli.command()
-@click.argument("run", type=RUN)
-def report(run: Path) -> None:
-    """Write the reports of RUN again from its Parquet and its verdict.json; judges nothing.
-
-    \b
-    Example: loadtest report reports/20261129-120000-night
-    """
-    from loadtest.merge.read import open_run
-    from loadtest.report.manager import read_verdict, write_reports
-
-    for path in write_reports(run, open_run(run), read_verdict(run / "verdict.json")):
-        click.echo(path)
-
-
-def _prepare(plan: Path, out: Path) -> RunFolder:
-    from loadtest.run import prepare
-
-    return prepare(plan, out)
-
-
-@cli.command()
 @click.argument("plan", type=PLAN)
 @click.option(
     "--config", "configs", multiple=True, help="Search this config only; may be given again. All if left out."
@@ -285,7 +245,62 @@ def capacity(
     sys.exit(exit_code(prepared, found))
 
 
-def _measure(folder: RunFolder, gate_it: bool = True, on_inconclusive: str = "fail") -> int:
+@cli.command()
+@click.argument("run", type=RUN)
+def merge(run: Path) -> None:
+    """Turn the raw files of RUN into Parquet and .hlog. Reads raw files only; can be repeated at any time.
+
+    \b
+    Example: loadtest merge reports/20261129-120000-night
+    """
+    from loadtest.merge.merge import merge_run
+
+    click.echo(merge_run(run).text())
+
+
+@cli.command()
+@click.argument("run", type=RUN)
+@click.option("--slo", type=PLAN, help="Judge against this SLO file instead of the plan's own criteria.")
+@click.option("--json", "as_json", is_flag=True, help="Print verdict.json.")
+@click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
+@click.option("--self-test", is_flag=True, help="Plant faults into a copy in memory and show that each is caught.")
+def gate(run: Path, slo: Path | None, as_json: bool, on_inconclusive: str, self_test: bool) -> None:
+    """Judge a finished RUN again, without a server; writes verdict.json and the reports.
+
+    \b
+    Example: loadtest gate reports/20261129-120000-night --slo slo.toml
+             loadtest gate reports/20261129-120000-night --self-test
+    The self-test writes nothing; its exit codes: 0 every planted fault was caught, 1 one was not.
+    """
+    if self_test:
+        from loadtest.judge.command import run_self_test
+
+        sys.exit(run_self_test(run, _slos(run, slo), as_json))
+    sys.exit(_gate(run, slo=slo, as_json=as_json, on_inconclusive=on_inconclusive))
+
+
+@cli.command()
+@click.argument("run", type=RUN)
+def report(run: Path) -> None:
+    """Write the reports of RUN again from its Parquet and its verdict.json; judges nothing.
+
+    \b
+    Example: loadtest report reports/20261129-120000-night
+    """
+    from loadtest.merge.read import open_run
+    from loadtest.report.manager import read_verdict, write_reports
+
+    for path in write_reports(run, open_run(run), read_verdict(run / "verdict.json")):
+        click.echo(path)
+
+
+def _prepare(plan: Path, out: Path) -> RunFolder:
+    from loadtest.run import prepare
+
+    return prepare(plan, out)
+
+
+def _measure(folder: RunFolder, gate_it: bool = True, on_inconclusive: str = "fail", unit_tests: bool = False) -> int:
     from loadtest.merge.merge import merge_run
     from loadtest.progress import reporter
     from loadtest.run import drive
@@ -296,6 +311,14 @@ def _measure(folder: RunFolder, gate_it: bool = True, on_inconclusive: str = "fa
         drive(folder, show)
         show.status("merging")
         merge_run(folder.path)
+    if unit_tests:
+        from loadtest.judge.unit_tests import run_unit_tests
+        from loadtest.merge.read import open_run
+
+        try:
+            click.echo(run_unit_tests(open_run(folder.path)))
+        except InputError as e:  # no code prompts: the run is judged without
+            click.echo(f"loadtest: {e}", err=True)
     if gate_it:
         code = _gate(folder.path, on_inconclusive=on_inconclusive)
     else:
@@ -305,16 +328,20 @@ def _measure(folder: RunFolder, gate_it: bool = True, on_inconclusive: str = "fa
     return code
 
 
+def _slos(run: Path, file: Path | None) -> list[Slo]:
+    from loadtest.plan.loader import load_slos
+    from loadtest.run_folder import RunFolder
+
+    return load_slos(file) if file is not None else RunFolder(run).slos()
+
+
 def _gate(run: Path, slo: Path | None = None, as_json: bool = False, on_inconclusive: str = "fail") -> int:
     from loadtest.judge.gate import judge_run
     from loadtest.merge.read import open_run
-    from loadtest.plan.loader import load_slos
     from loadtest.report.manager import publish
-    from loadtest.run_folder import RunFolder
 
-    slos = load_slos(slo) if slo is not None else RunFolder(run).slos()
     data = open_run(run)
-    verdict = judge_run(data, slos)
+    verdict = judge_run(data, _slos(run, slo))
     published = publish(run, data, verdict)
     if as_json:
         click.echo(json.dumps(verdict.to_json(), ensure_ascii=False, indent=1, allow_nan=False))
@@ -329,9 +356,11 @@ def _gate(run: Path, slo: Path | None = None, as_json: bool = False, on_inconclu
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: runs a command and maps errors of our tree to exit codes, with one clear line on stderr."""
+    from loadtest.judge.command import COMMANDS
     from loadtest.server.sim.command import sim_command
 
-    cli.add_command(sim_command, "sim")
+    for command in (sim_command, *COMMANDS):
+        cli.add_command(command)
     try:
         sys.exit(cli.main(args=argv, prog_name="loadtest", standalone_mode=False) or EXIT_PASS)
     except LoadtestError as e:
@@ -346,6 +375,11 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         # The reader of our output went away (head, less): not an error of the run.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_CRASH)
+    except OSError as e:
+        if e.filename is None or e.errno not in FILE_TROUBLE:
+            raise
+        click.echo(f"loadtest: {e.filename}: {e.strerror}; what was measured is kept", err=True)
         sys.exit(EXIT_CRASH)
 
 
