@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from types import FrameType
 
 from loadtest.errors import LoadError
-from loadtest.load.launch import LOCUSTFILE
+from loadtest.load.launch import LOCUST_MODULE, LOCUSTFILE
 from loadtest.load.protocol import ENV_CONNECTED, ENV_JOB, ENV_PARENT
 from loadtest.load.remote import Found, look
 
@@ -32,6 +34,8 @@ def run_worker(host: str, port: int, *, processes: int = 1, patience_s: float = 
 
     Every process is a worker of its own and is counted by `--expect-workers`.
     """
+    # As process 1 of a container a signal without a handler would be ignored.
+    signal.signal(signal.SIGTERM, _interrupt)
     _say(f"waiting for the master at {host}:{port} ({processes} process{'es' if processes > 1 else ''})")
     seen = time.monotonic()
     while True:
@@ -52,7 +56,7 @@ def run_worker(host: str, port: int, *, processes: int = 1, patience_s: float = 
 
 def _serve(host: str, port: int, processes: int) -> Found:
     """One Locust start: until its processes end, or the run is over while they still look for their master."""
-    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker"]
+    argv = [sys.executable, "-m", LOCUST_MODULE, "-f", str(LOCUSTFILE), "--worker"]
     argv += ["--master-host", host, "--master-port", str(port)]
     told, tell = os.pipe()
     env = {k: v for k, v in os.environ.items() if k != ENV_JOB}
@@ -91,6 +95,10 @@ def _end(started: list[subprocess.Popen[bytes]]) -> None:
             process.wait(END_S)
         process.kill()
         process.wait()
+
+
+def _interrupt(signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(signum).name)
 
 
 def _say(text: str) -> None:
