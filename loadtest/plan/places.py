@@ -6,8 +6,8 @@ from pathlib import Path
 
 import loadtest
 
-BUNDLED = Path(loadtest.__file__).parent.parent / "datasets"
-"""The data sets that come with the project."""
+BUNDLED = Path(loadtest.__file__).parent / "datasets"
+"""The data sets that come with the project; in the repository links to `datasets/`, in a wheel the files."""
 DEFAULT_WARMUP = "datasets/warmup.jsonl"
 
 
