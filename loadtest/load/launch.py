@@ -14,7 +14,8 @@ from loadtest.model import LoadJob
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 """The packaged locustfile; `locustfiles/replay.py` of the repository imports the same names from it."""
-
+LOCUST_MODULE = "loadtest.load.locust_process"
+"""Locust without its configuration files and variables, which belong to other tests."""
 
 PORTS = range(15_000, 32_000)
 """Below the range from which systems take the ports of outgoing connections (Linux: 32768 to 60999), so that none of
@@ -46,7 +47,7 @@ def locust_argv(
     """
     if not job_file.is_file():
         raise FileNotFoundError(f"no job file {job_file}: write it with loadtest.model.to_json first")
-    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE)]
+    argv = [sys.executable, "-m", LOCUST_MODULE, "-f", str(LOCUSTFILE)]
     if job.bind_host is not None:
         argv += ["--master", "--master-bind-host", job.bind_host, "--master-bind-port", str(job.bind_port)]
     else:

@@ -28,7 +28,7 @@ def started(root: Path, measure: str) -> tuple[subprocess.Popen[str], list[psuti
 def test_kill_minus_nine_of_the_orchestrator_leaves_no_process(tmp_path: Path) -> None:
     process, everyone = started(tmp_path, "100s")
     words = [" ".join(p.cmdline()) for p in everyone]
-    for part in ("server.guardian", "server.sim", "server.scraper", "-m locust"):
+    for part in ("server.guardian", "server.sim", "server.scraper", "load.locust_process"):
         assert any(part in w for w in words), f"{part} does not run: {words}"
     process.kill()
     process.communicate()
