@@ -98,8 +98,16 @@ class Watched:
 class AutoWatch:
     """Looks at the cells of one Locust start, one after the other. `poll` is called over and over."""
 
-    def __init__(self, run: RunFolder, cells: Sequence[Cell], note: Callable[[str], None] = lambda _: None) -> None:
-        self._note = note
+    def __init__(
+        self,
+        run: RunFolder,
+        cells: Sequence[Cell],
+        note: Callable[[str], None] = lambda _: None,
+        *,
+        since_ns: int = 0,
+    ) -> None:
+        """`since_ns`: when this Locust start began; a cell folder from before it is that of a killed try."""
+        self._note, self._run, self._since_ns = note, run, since_ns
         baselines = {c.name for c in run.configs() if c.is_baseline}
         chats = {name for name, file in run.facts.get("prompt_files", {}).items() if _has_turns(run.path / file)}
         slos = run.slos()
@@ -132,8 +140,10 @@ class AutoWatch:
             self._waiting = []
 
     def _poll(self) -> None:
-        self._waiting = [w for w in self._waiting if not _over(w.folder)]
-        current = next((w for w in self._waiting if (w.folder / "cell.json").exists()), None)
+        begun = [w for w in self._waiting if self._run.begun_ns(w.cell, self._since_ns) is not None]
+        over = [w for w in begun if _over(w.folder)]
+        self._waiting = [w for w in self._waiting if w not in over]
+        current = next((w for w in begun if w not in over), None)
         if current is None or time.monotonic() < current.next_s:
             return
         if not current.read() and not current.batches:

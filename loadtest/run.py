@@ -51,7 +51,8 @@ def write_run(
 ) -> RunFolder:
     """Facts, plan and prompts of a new run folder."""
     configs, cells = expanded
-    run = write_facts(
+    prompt_files, mix_weights = write_prompts(plan, path)  # before run.json: a folder that has one can be resumed
+    return write_facts(
         path,
         plan_file,
         plan=plan.model_dump(mode="json"),
@@ -60,10 +61,9 @@ def write_run(
         configs=configs,
         cells=cells,
         slos=criteria,
+        prompt_files=prompt_files,
+        mix_weights=mix_weights,
     )
-    prompt_files, mix_weights = write_prompts(plan, run.path)
-    run.update(prompt_files=prompt_files, mix_weights={k: list(v) for k, v in mix_weights.items()})
-    return run
 
 
 def drive(run: RunFolder, reporter: Reporter) -> None:

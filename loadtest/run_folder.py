@@ -105,6 +105,18 @@ class RunFolder:
         """Whether the cell was measured to its end."""
         return (self.cell_dir(cell) / "done.json").exists()
 
+    def begun_ns(self, cell: Cell, since_ns: int) -> int | None:
+        """When the cell's present try began (UNIX ns); None before it did.
+
+        What an earlier, killed try left began before `since_ns`; the load moves it aside when it comes to the cell.
+        """
+        try:
+            facts = json.loads((self.cell_dir(cell) / "cell.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # being moved aside just now
+            return None
+        started_ns = int(facts.get("started_ns") or 0)
+        return started_ns if started_ns >= since_ns else None
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run for this process; the lock goes with the process, however it dies."""
@@ -145,7 +157,10 @@ def host_facts() -> dict[str, Any]:
 
 
 def new_folder(root: Path, name: str) -> Path:
-    """Make `root/<UTC time>-<name>/` with its sub-folders; its name is the run id. Never an existing folder."""
+    """Make `root/<UTC time>-<name>/` with its sub-folders; its name is the run id. Never an existing folder.
+
+    Raises RunFolderError where nothing can be made there.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
     for attempt in range(100):
@@ -155,6 +170,8 @@ def new_folder(root: Path, name: str) -> Path:
             break
         except FileExistsError:
             continue
+        except OSError as e:
+            raise RunFolderError(f"{root} cannot hold a run folder: {e.strerror or e}; give another --out") from e
     else:
         raise LoadtestError(f"no free run folder below {root} for {stamp}-{slug}")
     for sub in ("cells", "jobs", "servers", "prompts"):
@@ -172,8 +189,10 @@ def write_facts(
     configs: list[ConfigSpec],
     cells: list[Cell],
     slos: list[Slo],
+    prompt_files: dict[str, str],
+    mix_weights: dict[str, tuple[float, ...]],
 ) -> RunFolder:
-    """Write run.json and the copy of the plan into a new folder."""
+    """Write the copy of the plan and, last and whole, run.json into a new folder."""
     shutil.copyfile(plan_file, path / "plan.toml")
     canonical = json.dumps(plan, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
     write_json(
@@ -189,6 +208,8 @@ def write_facts(
             "configs": to_json(configs),
             "cells": to_json(cells),
             "slos": to_json(slos),
+            "prompt_files": prompt_files,
+            "mix_weights": to_json(mix_weights),
             "host": host_facts(),
             "simulated": any(c.sim is not None for c in configs),
             "started_ns": time.time_ns(),

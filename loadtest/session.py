@@ -210,6 +210,7 @@ def _run_locust(
     )
     budget_s += job.workers_timeout_s
     page: dict[str, Any] = {} if run.web_port is None else {"web_ui": True, "web_port": run.web_port}
+    began_ns = time.time_ns()
     with log.open("ab") as out:
         locust = subprocess.Popen(
             locust_argv(job_file, job, **page),
@@ -220,10 +221,10 @@ def _run_locust(
             start_new_session=True,
         )
     deadline = time.monotonic() + budget_s
-    watch = AutoWatch(run, job.cells, reporter.note)
+    watch = AutoWatch(run, job.cells, reporter.note, since_ns=began_ns)
     try:
         while locust.poll() is None:
-            _show(run, job, reporter)
+            _show(run, job, reporter, began_ns)
             watch.poll()
             server.check_alive()
             if time.monotonic() > deadline:
@@ -231,7 +232,7 @@ def _run_locust(
             time.sleep(POLL_S)
     finally:
         _stop_group(locust)
-    _show(run, job, reporter)
+    _show(run, job, reporter, began_ns)
     left = [c.cell_id for c in job.cells if not run.is_done(c)]
     if locust.returncode != 0 or left:
         _wait_for_death(server)
@@ -250,15 +251,11 @@ def _wait_for_death(server: Server, phase: Phase = "measure") -> None:
         time.sleep(POLL_S)
 
 
-def _show(run: RunFolder, job: LoadJob, reporter: Reporter) -> None:
+def _show(run: RunFolder, job: LoadJob, reporter: Reporter, since_ns: int) -> None:
     reporter.advance(sum(run.is_done(c) for c in run.cells()))
     for cell in job.cells:
-        folder = run.cell_dir(cell)
-        if (folder / "cell.json").exists() and not (folder / "done.json").exists():
-            started_ns = json.loads((folder / "cell.json").read_text(encoding="utf-8")).get(
-                "started_ns", time.time_ns()
-            )
-            live = live_text(folder)
+        if not run.is_done(cell) and (started_ns := run.begun_ns(cell, since_ns)) is not None:
+            live = live_text(run.cell_dir(cell))
             seconds = f"{max(0, time.time_ns() - started_ns) / 1e9:.0f} s"
             reporter.status(f"{cell.cell_id} | {seconds}{', ' if live else ''}{live}")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from loadtest.auto import ROWS, Tail, Watched, frame_of, in_order
+from loadtest.auto import ROWS, AutoWatch, Tail, Watched, frame_of, in_order
 from loadtest.judge.claims import Values, quantile_claim
 from loadtest.judge.live import criteria_of, look, never_early
 from loadtest.judge.orderstats import certify
 from loadtest.judge.staged import Series, pooled_claim, staged_claim, walk
 from loadtest.load.records import RAW_SCHEMA
-from loadtest.model import Cell, SamplingSpec, Slo
+from loadtest.model import Cell, SamplingSpec, Slo, to_json
+from loadtest.run_folder import RunFolder
 
 E2E = Slo(name="e2e p95", metric="e2e", stat="p95", max=100_000.0)
 ERRORS = Slo(name="errors", metric="error_rate", stat="rate", max=0.05)
@@ -209,6 +211,30 @@ def test_a_stream_is_read_while_it_grows(tmp_path: Path) -> None:
 
 def _required(i: int) -> dict[str, Any]:
     return {"user": 0, "request_id": f"0-0-{i}", "prompt_sha256": "", "clock": "kernel", "token_source": "usage"}
+
+
+def test_what_a_killed_try_left_is_not_looked_at(tmp_path: Path) -> None:
+    """A resumed run finds the killed try's folder: its rows and its stop.json say nothing about the new try."""
+    sampling = SamplingSpec(name="greedy", temperature=0.0, max_tokens=8)
+    cell = Cell(0, "000-b", "b", "none", None, "m", sampling, "closed", 1.0, 1, 7, "", 0.0, None, 400, 5.0, auto=True)
+    folder = tmp_path / "cells" / cell.cell_id
+    folder.mkdir(parents=True)
+    facts = {"schema": 1, "configs": [], "cells": [to_json(cell)], "slos": to_json([E2E, ERRORS])}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    full = [{**dict.fromkeys(RAW_SCHEMA.names), **row(i), **_required(i)} for i in range(300)]
+    with (folder / "worker-0.arrows").open("wb") as file, pa.ipc.new_stream(file, RAW_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_pylist(full, schema=RAW_SCHEMA))
+    (folder / "cell.json").write_text(json.dumps({"started_ns": NOW_NS}))
+    watch = AutoWatch(RunFolder(tmp_path), (cell,), since_ns=NOW_NS + 1)
+
+    watch.poll()
+    assert not (folder / "stop.json").exists()
+    (folder / "unfinished.json").write_text("{}")
+    watch.poll()
+    (folder / "unfinished.json").unlink()
+    (folder / "cell.json").write_text(json.dumps({"started_ns": NOW_NS + 2}))
+    watch.poll()
+    assert json.loads((folder / "stop.json").read_text())["budget"] == 400
 
 
 def test_a_look_is_cheap() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,9 @@ import runs_kit as kit
 from loadtest.judge.gate import judge_run
 from loadtest.merge.merge import merge_run
 from loadtest.merge.read import open_run
+from loadtest.plan.cells import client_spec, expand
+from loadtest.plan.loader import load_plan
+from loadtest.run import write_run
 from loadtest.server.sim.process import simulated_server
 
 
@@ -132,3 +137,45 @@ def test_doctor_of_a_simulated_plan(tmp_path: Path) -> None:
     done = kit.run("doctor", kit.write_plan(tmp_path / "other", [taken]))
     assert done.returncode == 2
     assert "is no usable vLLM: ended with code 4" in done.stdout
+
+
+def test_a_run_obeys_its_plan_alone_wherever_it_is_started(tmp_path: Path) -> None:
+    """Settings of somebody's other Locust tests, a relative --out with a blank, a terminal of ASCII: all the same."""
+    here = tmp_path / "other project"
+    here.mkdir()
+    (here / "locust.conf").write_text("run-time = 1s\ntags = none\nexpect-workers = 7\nusers = 3\n")
+    plan = kit.write_plan(tmp_path / "plan", [kit.sim("baseline")])
+    environ = {**os.environ, "LOCUST_RUN_TIME": "1s", "LOCUST_TAGS": "none", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        kit.command("run", plan, "--out", "out of ü", "--no-gate"),
+        cwd=here, env=environ, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = open_run(kit.run_folder(here / "out of ü")).cells.to_pylist()
+    assert row["state"] == "done"
+    assert row["ok"] > 0
+    assert 0.9 < row["window_s"] < 1.1
+
+
+@pytest.mark.parametrize("below", ["file", "/proc"])
+def test_an_out_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    plan = kit.write_plan(tmp_path / "plan", [kit.sim("baseline")])
+    done = kit.run("run", plan, "--out", tmp_path / below / "reports")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "cannot hold a run folder" in line
+    assert "--out" in line
+
+
+def test_run_json_comes_last_so_a_folder_that_has_one_can_be_resumed(tmp_path: Path) -> None:
+    plan_file = kit.write_plan(tmp_path / "plan", [kit.sim("baseline")])
+    plan, folder = load_plan(plan_file), tmp_path / "run"
+    (folder / "prompts" / "chat.jsonl").mkdir(parents=True)  # the prompts cannot be written
+    with pytest.raises(IsADirectoryError):
+        write_run(plan, plan_file, folder, expand(plan), client_spec(plan), [])
+    assert not (folder / "run.json").exists()
+    (folder / "prompts" / "chat.jsonl").rmdir()
+    facts = write_run(plan, plan_file, folder, expand(plan), client_spec(plan), []).facts
+    assert facts["prompt_files"].keys() == {"chat", "chat.warmup"}
+    assert facts["mix_weights"] == {"chat": [1.0]}
