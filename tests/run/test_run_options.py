@@ -151,10 +151,13 @@ def test_a_run_obeys_its_plan_alone_wherever_it_is_started(tmp_path: Path) -> No
         cwd=here, env=environ, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (row,) = open_run(kit.run_folder(here / "out of ü")).cells.to_pylist()
+    folder = kit.run_folder(here / "out of ü")
+    (row,) = open_run(folder).cells.to_pylist()
     assert row["state"] == "done"
     assert row["ok"] > 0
     assert 0.9 < row["window_s"] < 1.1
+    told = kit.run("gate", folder, "--on-inconclusive", "warn", env={"PYTHONIOENCODING": "ascii"})
+    assert told.returncode == 98, "a simulated run never ends with 0"
 
 
 @pytest.mark.parametrize("below", ["file", "/proc"])
