@@ -82,6 +82,33 @@ def test_one_repeat_covers_at_its_nominal_rate() -> None:
     assert 0.92 <= hits / 500 <= 0.975
 
 
+@pytest.mark.parametrize(("prompts", "repeats"), [(100, 3), (100, 5), (1500, 3)])
+def test_prompts_that_all_repeats_share_are_not_counted_again(prompts: int, repeats: int) -> None:
+    """Prompts differ in what they gain (sd 0.2), the same in each repeat: 95 % intervals must still cover."""
+    rng = np.random.default_rng(34)
+    hits = 0
+    for _ in range(200):
+        gain = 0.1 + rng.normal(0, 0.2, prompts)
+        runs = [pairs_of(gain + rng.normal(0, 0.1, prompts)) for _ in range(repeats)]
+        found = paired.paired_ratio("e2e", runs, 0.95, 5)
+        assert found.lower is not None
+        assert found.upper is not None
+        hits += found.lower <= math.exp(0.1) <= found.upper
+    assert 0.91 <= hits / 200 <= 0.99
+
+
+def test_repeats_with_different_prompts_are_paired_by_prompt() -> None:
+    """Half of the prompts are in both repeats; the draws are those of prompts, not of positions."""
+    rng = np.random.default_rng(35)
+    one = Pairs(np.arange(0, 200), rng.normal(0.1, 0.2, 200), 0)
+    two = Pairs(np.arange(100, 300), rng.normal(0.1, 0.2, 200), 0)
+    found = paired.paired_ratio("e2e", [one, two], 0.95, 5)
+    assert found.estimate == pytest.approx(math.exp((one.logs.mean() + two.logs.mean()) / 2))
+    assert found.lower is not None
+    assert found.upper is not None
+    assert found.lower < found.estimate < found.upper
+
+
 def test_repeats_that_differ_widen_the_interval() -> None:
     """Three servers at 1.0, 1.2 and 1.4: the interval must span them although each is known to 1 %."""
     rng = np.random.default_rng(32)
