@@ -137,7 +137,7 @@ CHECKS: tuple[TrustCheck, ...] = (
         "client_lag",
         "P99 at most 20 ms",
         "The client reacts late, so a closed loop offers less load than asked.",
-        "Use more workers or a machine of its own for the client; without kernel stamps (TLS) use a plain connection.",
+        "Use more workers or a machine of its own for the client; kernel stamps need Linux.",
         frozenset((LATENCY,)),
         see.advised(
             see.served(
@@ -289,7 +289,7 @@ CHECKS: tuple[TrustCheck, ...] = (
         "user_clock",
         "kernel stamps for all rows",
         "User-space stamps include the client's own delay.",
-        "Use a plain connection on Linux for kernel stamps; else read the latencies as upper bounds.",
+        "Send from Linux for kernel stamps; else read the latencies as upper bounds.",
         frozenset(),
         see.user_clock,
         blocking=False,

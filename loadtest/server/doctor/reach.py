@@ -73,10 +73,6 @@ def check_attached(config: ConfigSpec, target: TargetSpec, client: ClientSpec) -
             return [Finding("note", "server", seen, "", config.name)]
         return [Finding("stop", "server", str(error), "Start it, or correct the URL", config.name)]
     findings = [Finding("ok", "server", f"{', '.join(server.base_urls)} serve {server.model_name!r}", "", config.name)]
-    if any(base.startswith("https:") for base in server.base_urls):
-        seen = "the connection is encrypted: the kernel's time stamps cannot be told for its parts"
-        todo = "Use plain http inside the cluster; else read latencies as upper bounds"
-        findings.append(Finding("lost", "time stamps", seen, todo, config.name))
     findings += [f for url in server.metrics_urls if (f := _metrics(url, server.headers, config.name))]
     if not any(ask(f"{base}/server_info?config_format=json", server.headers).json() for base in server.base_urls):
         seen = "no /server_info: the speculative config is only partly proven, by the series on /metrics"
