@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def options_of(parsed: Any, host: str | None, users: int, workers: int) -> Optio
         raise InputError(f"--temperature must be 0 or more, not {temperature}")
     return Options(
         host=host,
-        mix=Path(parsed.dataset).stem if parsed.dataset else parsed.mix,
+        mix=_mix_name(parsed),
         dataset=parsed.dataset or None,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -81,6 +82,15 @@ def options_of(parsed: Any, host: str | None, users: int, workers: int) -> Optio
         users=users,
         workers=workers,
     )
+
+
+def _mix_name(parsed: Any) -> str:
+    """The name of the mix: part of file names, cell ids and histogram tags, so without blanks and slashes."""
+    if parsed.dataset:
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(parsed.dataset).stem).strip("-.")[:64] or "prompts"
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", parsed.mix):
+        raise InputError(f"--mix {parsed.mix!r} is no name of a bundled mix: give code or chat, or --dataset FILE")
+    return str(parsed.mix)
 
 
 def make_job(options: Options) -> LoadJob:

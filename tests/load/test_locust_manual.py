@@ -16,6 +16,7 @@ from typing import Any
 import locust_kit as kit
 
 from loadtest.load.launch import free_port
+from loadtest.merge.merge import merge_run
 
 REPLAY = Path(__file__).parents[2] / "locustfiles" / "replay.py"
 
@@ -60,7 +61,7 @@ def test_headless_in_one_process(tmp_path: Path) -> None:
     """The same files as a planned run; a listener that raises costs no row and is counted."""
     mine = tmp_path / "mylocustfile.py"
     mine.write_text(LISTENER_THAT_RAISES)
-    prompts = tmp_path / "mine.jsonl"
+    prompts = tmp_path / "my prompts, ü.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"mine {i}"}) + "\n" for i in range(9)))
     with kit.scripted_server(tmp_path) as server:
         args = ["--headless", "-u", "5", "-t", "4s", "--warmup", "300ms", "--host", server.url, "--no-stream"]
@@ -86,7 +87,8 @@ def test_headless_in_one_process(tmp_path: Path) -> None:
     assert (cell / "server.arrows").is_file()  # the scraper ran as a process of its own
     run = kit.load(run_dir / "run.json")
     assert run["state"] == "measured"
-    assert run["cells"][0]["cell_id"] == cell.name
+    assert run["cells"][0]["cell_id"] == cell.name == "000-manual-my-prompts-manual-c5-r1"
+    assert merge_run(run_dir).rows == len(rows)
 
 
 def test_from_the_web_page_with_worker_processes(tmp_path: Path) -> None:
