@@ -7,6 +7,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -59,7 +60,7 @@ def ask(url: str, headers: Mapping[str, str] | None = None, body: Any = None, ti
     except urllib.error.HTTPError as error:
         with error:
             return Answer(url, error.code, error.read(MAX_ANSWER_BYTES), _lower(error.headers))
-    except (urllib.error.URLError, OSError, HTTPException, ValueError, EOFError) as error:
+    except (urllib.error.URLError, OSError, HTTPException, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "reason", None) or error
         return Answer(url, None, error=f"{type(error).__name__}: {reason}")
 

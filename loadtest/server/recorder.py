@@ -199,6 +199,10 @@ async def serve(spec: dict[str, Any]) -> None:
             await asyncio.wait_for(recorder.stop.wait(), WATCH_S)
     server.close()
     await recorder.shutdown()
+    socket = Path(spec["socket"])
+    socket.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # made for this socket alone; nobody else removes it when our parent was killed
+        socket.parent.rmdir()
 
 
 def _wanted(spec: dict[str, Any]) -> bool:

@@ -235,6 +235,8 @@ def test_the_scraper_ends_with_its_parent(web, reply, tmp_path):
         [sys.executable, "-c", code, web.url + "/metrics", str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     pid = int(parent.stdout.readline())
+    control = Path(json.loads((tmp_path / "scraper.json").read_text())["socket"])
+    assert control.exists()
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
@@ -242,6 +244,7 @@ def test_the_scraper_ends_with_its_parent(web, reply, tmp_path):
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive(pid)
+    assert not control.parent.exists(), "nor does its folder stay behind"
 
 
 def alive(pid):
