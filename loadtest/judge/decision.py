@@ -202,9 +202,8 @@ def _why(result: LoadResult) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    """The first two of them, so that the sentence stays short."""
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
+    """At most two of them, so that the sentence stays short."""
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _speed(result: LoadResult) -> str:

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from loadtest.judge.gate import judge_run
 from loadtest.judge.trust import cell_reasons
@@ -94,7 +95,7 @@ def test_sentences_are_short_and_say_things_once() -> None:
     for change in ({}, {"simulated": True}, {"simulated": True, "worker_cpu_max": 1.0, "coalesced_share": 0.5}):
         for speedups in (PAYS_TO_8, {1: 0.9, 8: 0.8}, {1: 1.0}):
             _, decision = decided(sweep(speedups, **change))
-            assert len(decision.sentence) <= 260, decision.sentence
+            assert len(decision.sentence) <= 240, decision.sentence
             assert decision.sentence.count(decision.decision) == 1, decision.sentence
 
 
@@ -134,3 +135,18 @@ def test_equal_speed_is_not_known_to_pay() -> None:
     _, decision = decided(sweep({1: 1.0}))
     assert decision.on_these_figures == "INCONCLUSIVE"
     assert np.isclose(float(decision.sentence.split("output rate ")[1].split("x")[0]), 1.0, atol=0.02)
+
+
+@pytest.mark.parametrize("fact", ["simulated", "synthetic_acceptance"])
+def test_a_server_that_is_not_known_to_be_real_is_not_real(fact: str) -> None:
+    """Null is not "no": whoever cannot say that the server is real has no verdict."""
+    facts = {**cell_facts(), "sent": 1, "rows": 1, "ok": 1, "chunks": 1, "implausible_rows": 0,
+             "served_without_usage": 0}  # fmt: skip
+    assert fact not in {r.code for r, _ in cell_reasons(facts)}
+    assert fact in {r.code for r, _ in cell_reasons({**facts, fact: None})}
+
+
+def test_a_replica_that_nobody_scraped_is_foreign_in_the_other_direction() -> None:
+    """The requests got more tokens than the counters saw: the share is negative and just as wrong."""
+    verdict = judge_run(simple_run(facts={"unexplained_share": -0.02}), [SLO])
+    assert "foreign_traffic" in {r.code for r in verdict.cells[0].reasons}
