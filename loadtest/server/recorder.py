@@ -199,10 +199,14 @@ async def serve(spec: dict[str, Any]) -> None:
             await asyncio.wait_for(recorder.stop.wait(), WATCH_S)
     server.close()
     await recorder.shutdown()
-    socket = Path(spec["socket"])
-    socket.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # made for this socket alone; nobody else removes it when our parent was killed
-        socket.parent.rmdir()
+    _remove_socket(Path(spec["socket"]))
+
+
+def _remove_socket(path: Path) -> None:
+    """With the folder that was made for it alone: nobody else removes them when our parent was killed."""
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
 
 
 def _wanted(spec: dict[str, Any]) -> bool:
