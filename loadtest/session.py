@@ -26,7 +26,7 @@ from loadtest.errors import (
 from loadtest.load.drift import live_text
 from loadtest.load.launch import locust_argv, locust_env
 from loadtest.load.remote import FIRST_WAIT_S, NEXT_WAIT_S
-from loadtest.model import Cell, LoadJob, to_json
+from loadtest.model import Cell, ClientSpec, LoadJob, to_json
 from loadtest.progress import Reporter
 from loadtest.run_folder import RunFolder, ServerStart, write_json
 from loadtest.server.attach import attach
@@ -45,6 +45,7 @@ CELL_OVERHEAD_S = 120.0
 """Allowance per cell on top of its own stages before Locust is called wedged: spawn, edge scrapes, settling."""
 DEATH_S = 10.0
 """After Locust failed a server gets this long to be found dead: vLLM's API server ends seconds after its engine."""
+VLLM_KEY = "VLLM_API_KEY"
 PHASES: tuple[tuple[type[LoadtestError], str], ...] = (
     (CommandError, "command"),
     (StartError, "start"),
@@ -73,10 +74,18 @@ class Session:
         self._folder = start_folder(run, start)
         self._facts = run.facts
 
+    def _client(self) -> ClientSpec:
+        """How the client sends. A vLLM that we start takes its key from VLLM_API_KEY: requests then carry that one."""
+        client = self.run.client()
+        from_vllm = self.server.started_by_us and bool(os.environ.get(VLLM_KEY, "").strip())
+        if from_vllm and client.api_key_env == ClientSpec().api_key_env:
+            return replace(client, api_key_env=VLLM_KEY)
+        return client
+
     def measure(self, cells: tuple[Cell, ...], job_name: str) -> None:
         """One Locust start for these cells. Raises ServerError for a dead server, LoadError for unfinished cells."""
         run, server, provenance = self.run, self.server, self._folder / "provenance.json"
-        client, remote = run.client(), run.remote
+        client, remote = self._client(), run.remote
         job = LoadJob(
             run_id=self._facts["run_id"],
             run_dir=str(run.path.resolve()),

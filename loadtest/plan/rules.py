@@ -42,6 +42,8 @@ OWN_BODY_KEYS = (
 )
 """Request keys that the client sets. `n` stays 1: per-request speculation counts exist only for n = 1."""
 
+SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+"""Flag -> the variable by which vLLM takes the same secret."""
 _SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 
 
@@ -49,8 +51,12 @@ def check_args(args: list[str]) -> list[str]:
     """Refuse flags that have a key of their own, and secrets."""
     for arg in args:
         flag = arg.partition("=")[0]
-        if flag == "--api-key":
-            raise ValueError(f"{flag} would be stored with the run; set VLLM_API_KEY in the environment instead")
+        if flag.startswith("--"):
+            flag = flag.replace("_", "-")  # as vLLM's own parser does
+        if flag in SECRET_FLAGS:
+            raise ValueError(
+                f"{flag} would be stored with the run; set {SECRET_FLAGS[flag]} in the environment instead"
+            )
         if flag in OWN_FLAGS:
             raise ValueError(f"{flag} is set by the command line itself; use {OWN_FLAGS[flag]}")
     return args

@@ -72,6 +72,8 @@ def test_the_starter_and_the_demo_plan_are_valid(tmp_path: Path) -> None:
             "target.args: --port is set by the command line itself; use launch.port",
         ),
         ({"target": TARGET + "args = ['--api-key=x']\n"}, "set VLLM_API_KEY in the environment"),
+        ({"target": TARGET + "args = ['--api_key', 'x']\n"}, "set VLLM_API_KEY in the environment"),
+        ({"target": TARGET + "args = ['--hf-token=x']\n"}, "set HF_TOKEN in the environment"),
         ({"target": TARGET + "env = { HF_TOKEN = 'x' }\n"}, "HF_TOKEN looks like a secret"),
         (
             {"configs": BASELINE.replace("launch", "lanch")},

@@ -182,3 +182,16 @@ def test_run_json_comes_last_so_a_folder_that_has_one_can_be_resumed(tmp_path: P
     facts = write_run(plan, plan_file, folder, expand(plan), client_spec(plan), []).facts
     assert facts["prompt_files"].keys() == {"chat", "chat.warmup"}
     assert facts["mix_weights"] == {"chat": [1.0]}
+
+
+def test_the_key_of_a_started_server_is_the_one_that_requests_carry(tmp_path: Path) -> None:
+    """vLLM takes VLLM_API_KEY from the environment; no file of the run holds it."""
+    plan = kit.write_plan(tmp_path / "plan", [kit.stub("mine", "ok", kit.free_port())])
+    keys = {"VLLM_API_KEY": "sk-of-the-server", "OPENAI_API_KEY": "sk-of-somebody-else"}
+    done = kit.run("run", plan, "--out", tmp_path / "out", "--no-gate", env=keys)
+    assert done.returncode == 0, done.stderr
+    folder = kit.run_folder(tmp_path / "out")
+    rows = pq.read_table(next(folder.glob("requests/**/*.parquet")), columns=["http_status"]).to_pylist()
+    assert {r["http_status"] for r in rows} == {200}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"sk-of-" in path.read_bytes()]

@@ -2,6 +2,7 @@
 
 ok | hang | dies | oom | bad_flag | ignores_term | dies_later | late | other_config | other_model | dead_engine
 dies_under_load: ends like a dead engine at its fifth request; dies_at_first: at its first, answered with HTTP 500.
+VLLM_API_KEY, as with vLLM: requests below /v1 without it get 401.
 IGNORE_TERM=1 ignores SIGTERM in any mode.
 CHILD=1 forks a child first that detaches itself and ignores SIGTERM; its pid goes to the file PIDS, with our own.
 """
@@ -91,6 +92,9 @@ class Handler(BaseHTTPRequestHandler):
         status = 200 if body is not None else 404
         if MODE in ("dead_engine", "dies_at_first") and self.path.startswith("/v1/chat"):
             status, body = 500, b'{"error":{"message":"EngineCore encountered an issue.","code":500}}'
+        key = os.environ.get("VLLM_API_KEY")
+        if key and self.path.startswith("/v1") and self.headers.get("Authorization") != f"Bearer {key}":
+            status, body = 401, b'{"error":"Unauthorized"}'
         self.send_response(status)
         self.send_header("Content-Length", str(len(body or b"")))
         self.end_headers()
