@@ -15,7 +15,7 @@ from loadtest.judge.context import Context
 from loadtest.judge.lossless import OutputCheck
 from loadtest.judge.output import Key, lines_of
 from loadtest.judge.ratios import acceptance_interval, with_block
-from loadtest.judge.select import CellFacts, Group
+from loadtest.judge.select import CellFacts, Group, baseline_of
 from loadtest.judge.verdict import Answer, Check, Decision, DecisionKind, Question, RatioEstimate, worst
 from loadtest.judge.words import figure
 
@@ -83,7 +83,8 @@ def _decide(
     facts = groups[0].first
     results = [_at_load(group, compared, checks) for group in groups]
     kind, up_to, because = _figures_say(results, output.answer)
-    cells = [c for g in groups for c in g.cells]
+    baselines = [base for group in groups if (base := baseline_of(group, context.groups)) is not None]
+    cells = [c for g in (*groups, *baselines) for c in g.cells]
     simulated = any(c["simulated"] is not False for c in cells)
     synthetic = any(c["synthetic_acceptance"] is not False for c in cells)
     decision: DecisionKind = "INCONCLUSIVE" if (simulated or synthetic) and kind != "DO NOT DEPLOY" else kind

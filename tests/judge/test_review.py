@@ -150,3 +150,27 @@ def test_a_replica_that_nobody_scraped_is_foreign_in_the_other_direction() -> No
     """The requests got more tokens than the counters saw: the share is negative and just as wrong."""
     verdict = judge_run(simple_run(facts={"unexplained_share": -0.02}), [SLO])
     assert "foreign_traffic" in {r.code for r in verdict.cells[0].reasons}
+
+
+def test_shares_use_effective_counts_as_well() -> None:
+    """30 failures of 6,000 certify "at most 1 %" if they are independent, but not as two outages of 15 each."""
+    budget = Slo("e", "error_rate", "rate", max=0.01)
+    spread = judge_run(simple_run(6000, **failed(6000, range(0, 6000, 200))), [budget]).checks[0]
+    outages = [*range(1000, 1015), *range(4000, 4015)]
+    joined = judge_run(simple_run(6000, **failed(6000, outages)), [budget]).checks[0]
+    assert (spread.status, spread.n_eff) == ("PASS", 6000)
+    assert joined.status == "INCONCLUSIVE"
+    assert joined.n_eff is not None
+    assert joined.n_eff < 1500
+    assert "independent ones" in joined.reason
+
+
+@pytest.mark.parametrize("fact", ["simulated", "synthetic_acceptance"])
+def test_a_simulated_baseline_spoils_the_run(fact: str) -> None:
+    """Every check that counts is one of the real candidate and passes; the run is no verdict all the same."""
+    one, two = cell_facts("baseline", **{fact: True}), cell_facts("ngram-4")
+    fast = request_rows(two, e2e_us=300_000)
+    verdict = judge_run(run_of((one, request_rows(one)), (two, fast)), [SLO])
+    assert {c.status for c in verdict.checks if c.gating} == {"PASS"}
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 98)
+    assert (verdict.decisions[0].decision, verdict.decisions[0].on_these_figures) == ("INCONCLUSIVE", "DEPLOY")
