@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -131,10 +130,16 @@ def test_reasons_of_the_pairing_are_spelt_out_once() -> None:
     assert "not known on both sides" in comparison.details[0].seen
 
 
-def test_equal_speed_is_not_known_to_pay() -> None:
-    _, decision = decided(sweep({1: 1.0}))
-    assert decision.on_these_figures == "INCONCLUSIVE"
-    assert np.isclose(float(decision.sentence.split("output rate ")[1].split("x")[0]), 1.0, atol=0.02)
+@pytest.mark.parametrize("speed", [1.0, 1.003])
+def test_a_speed_up_within_the_noise_is_not_known_to_pay(speed: float) -> None:
+    """Whether the estimate lies below 1 or above it: the interval holds 1."""
+    verdict, decision = decided(sweep({1: speed}))
+    ratio = verdict.comparisons[0].ratios["output_rate"]
+    assert ratio.lower is not None
+    assert ratio.upper is not None
+    assert ratio.lower < 1.0 < ratio.upper
+    assert (ratio.estimate or 0.0) > 1.0 or speed == 1.0
+    assert (decision.on_these_figures, decision.questions[2].answer) == ("INCONCLUSIVE", "not known")
 
 
 @pytest.mark.parametrize("fact", ["simulated", "synthetic_acceptance"])
@@ -169,8 +174,9 @@ def test_shares_use_effective_counts_as_well() -> None:
 def test_a_simulated_baseline_spoils_the_run(fact: str) -> None:
     """Every check that counts is one of the real candidate and passes; the run is no verdict all the same."""
     one, two = cell_facts("baseline", **{fact: True}), cell_facts("ngram-4")
-    fast = request_rows(two, e2e_us=300_000)
-    verdict = judge_run(run_of((one, request_rows(one)), (two, fast)), [SLO])
+    texts = [f"{i:064x}" for i in range(1000)]
+    slow, fast = (request_rows(c, prompt_sha256=texts, e2e_us=us) for c, us in ((one, 400_000), (two, 300_000)))
+    verdict = judge_run(run_of((one, slow), (two, fast)), [SLO])
     assert {c.status for c in verdict.checks if c.gating} == {"PASS"}
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 98)
     assert (verdict.decisions[0].decision, verdict.decisions[0].on_these_figures) == ("INCONCLUSIVE", "DEPLOY")
