@@ -14,6 +14,8 @@ ROOM = 0.6
 at 90 % 4.5 of them (Pollaczek-Khinchine)."""
 STREAMS_PER_WORKER = 1024
 """What one worker was shown to read in time."""
+STALLS_LISTED = 1000
+"""A worker's list of stalls ends there."""
 
 
 def client_columns(rows: RowSums, files: CellFiles) -> Row:
@@ -24,7 +26,7 @@ def client_columns(rows: RowSums, files: CellFiles) -> Row:
         return {}
     told = list(workers.values())
     seconds = (window[1] - window[0]) / 1e9
-    stalled = [w["stalled_window_ms"] for w in told if w.get("stalled_window_ms") is not None]
+    stalled = [ms for w in told if (ms := _stalled_ms(w)) is not None]
     thinking = [w["thinking_s"] for w in told if w.get("thinking_s") is not None]
     return {
         "worker_stall_share": max(stalled) / 1e3 / seconds if len(stalled) == len(told) else None,
@@ -43,6 +45,17 @@ def client_columns(rows: RowSums, files: CellFiles) -> Row:
             [[float(s) for s in w.get("cpu_share") or []] for w in told], rows.in_flight_ns / 1e9 / seconds
         ),
     }
+
+
+def _stalled_ms(worker: Mapping[str, Any]) -> float | None:
+    """Stalls inside the window. Clients that did not add them up yet listed all stalls of the cell: an upper bound."""
+    if "stalled_window_ms" in worker:
+        told = worker["stalled_window_ms"]
+        return None if told is None else float(told)
+    stalls, listed = worker.get("stalls"), worker.get("stalls_ms")
+    if stalls is None or listed is None or stalls >= STALLS_LISTED:
+        return None
+    return math.fsum(listed)
 
 
 def workers_enough(cpu_share: list[list[float]], streams: float) -> int | None:

@@ -58,7 +58,8 @@ class ServerView:
     _steady_times: dict[str, list[int]] = field(default_factory=dict)
     """Good scrapes of the 1 Hz recording, without the edges."""
     _offsets: tuple[int, int] | None = None
-    _last: dict[tuple[str, SeriesId], float] = field(default_factory=dict)
+    _last: dict[tuple[str, SeriesId], tuple[float, int]] = field(default_factory=dict)
+    """Value and the moment of its answer."""
     _falls: set[str] = field(default_factory=set)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -99,9 +100,13 @@ class ServerView:
             held.t.append(int(str(row["t_ns"])))
             held.values.append(value)
         elif metric in _WATCHED:
-            if value < self._last.get((metric, series), 0.0):
+            answered_ns, asked_ns = int(str(row["t_ns"])), int(str(row["t_request_ns"]))
+            last, last_answered_ns = self._last.get((metric, series), (0.0, 0))
+            if value < last:
+                if asked_ns < last_answered_ns:
+                    return  # an edge and the 1 Hz scrape overlapped: their answers have no order
                 self._falls.add(f"{series[0]} engine={engine if engine is not None else '?'}")
-            self._last[metric, series] = value
+            self._last[metric, series] = value, answered_ns
 
     @property
     def endpoints(self) -> list[str]:

@@ -40,6 +40,17 @@ def test_what_a_worker_does_not_tell_is_null_not_zero() -> None:
     assert client_columns(RowSums(None), CellFiles(done=None)) == {}
 
 
+def test_runs_of_a_client_that_only_listed_its_stalls_get_an_upper_bound() -> None:
+    """12 and 30 ms somewhere in the cell are at most 0.42 % of a window of 10 s; a list that was cut bounds nothing."""
+    told = mk.done([mk.row(seq=0, request_id="a", worker=0)])
+    worker = told["workers"]["0"]
+    del worker["stalled_window_ms"]
+    window = RowSums((mk.T0, mk.T0 + 10 * mk.SECOND))
+    assert client_columns(window, CellFiles(done=told))["worker_stall_share"] == pytest.approx(0.0042)
+    worker["stalls"] = 1000
+    assert client_columns(window, CellFiles(done=told))["worker_stall_share"] is None
+
+
 def test_workers_that_would_be_enough() -> None:
     assert workers_enough([[0.2, 0.9, 0.3]], streams=8) == 2  # 0.9 cores at 0.6 each
     assert workers_enough([[0.9, 0.95], [0.9, 0.95]], streams=8) == 4

@@ -677,3 +677,14 @@ def test_committed_runs_are_read_for_ever(version: str, data_dir: Path) -> None:
     rows = data.requests(["completion_tokens", "e2e_us", "config"], pc.field("outcome") == "ok")
     assert (rows.num_rows, pc.sum(rows["completion_tokens"]).as_py()) == (20, 315)
     assert set(rows["config"].to_pylist()) == {"ngram-4"}
+
+
+def test_scrapes_that_overlap_have_no_order(tmp_path: Path) -> None:
+    """An edge was asked for before the 1 Hz scrape was answered and read an older count: no restart."""
+    newer = sample(T0 + 4 * SECOND, "vllm:generation_tokens_total", 900.0)
+    older = sample(T0 + 4 * SECOND + 9, "vllm:generation_tokens_total", 890.0, t_request_ns=T0 + 4 * SECOND - 9)
+    later = sample(T0 + 5 * SECOND, "vllm:generation_tokens_total", 895.0)
+    ends = edge("window_start", spec_counters(0, 0, 0, 100))
+    assert one_cell(tmp_path / "a", [row(0)], scrapes=[*ends, newer, older])["counter_resets"] == []
+    fell = one_cell(tmp_path / "b", [row(0)], scrapes=[*ends, newer, older, later])
+    assert fell["counter_resets"] == [f"{ENDPOINT} engine=0"]
