@@ -174,7 +174,7 @@ def test_shares_use_effective_counts_as_well() -> None:
 def test_a_simulated_baseline_spoils_the_run(fact: str) -> None:
     """Every check that counts is one of the real candidate and passes; the run is no verdict all the same."""
     one, two = cell_facts("baseline", **{fact: True}), cell_facts("ngram-4")
-    texts = [f"{i:064x}" for i in range(1000)]
+    texts = [f"{i:015d}" for i in range(1000)]
     slow, fast = (request_rows(c, prompt_sha256=texts, e2e_us=us) for c, us in ((one, 400_000), (two, 300_000)))
     verdict = judge_run(run_of((one, slow), (two, fast)), [SLO])
     assert {c.status for c in verdict.checks if c.gating} == {"PASS"}

@@ -103,7 +103,7 @@ def coded_run(tmp_path: Path, wrong: int, n: int = 150, keep_text: bool = True, 
                 n,
                 output_text=texts if keep_text else None,
                 output_sha256=[hashlib.sha256(t.encode()).hexdigest() for t in texts],
-                prompt_sha256=[f"{i:064x}" for i in range(n)],
+                prompt_sha256=[f"{i:015d}" for i in range(n)],
                 e2e_us=400_000 if cell is base else 300_000,
             )
         )
