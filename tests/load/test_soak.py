@@ -17,7 +17,7 @@ from loadtest.load.records import RAW_SCHEMA
 from loadtest.merge.read_raw import RawFile, worker_files
 from loadtest.model import ClientSpec
 
-MEASURE_S = 7.0
+MEASURE_S = 5.0
 MB = 2**20
 
 
@@ -46,7 +46,7 @@ def test_memory_is_flat_without_texts_and_chunks(tmp_path: Path) -> None:
             kit.end_tree(process.pid)
             process.wait()
     rows, done = kit.read_rows(folder), kit.load(folder / "done.json")
-    assert len(rows) - rows_early > 800
+    assert len(rows) - rows_early > 500
     assert {r["output_text"] for r in rows} == {r["chunk_offset_us"] for r in rows} == {None}
     waiting = done["workers"]["0"]["parser_most_waiting"]  # a machine without an idle moment: parsed later, bounded
     assert late[1] - early[1] < 6 + waiting * 0.04, (early, late, waiting)
