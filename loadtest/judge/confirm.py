@@ -58,8 +58,10 @@ def write_confirm_plan(data: RunData, slos: Sequence[Slo], output: Path, config:
     config: confirm this one instead of the best. Raises InputError where no config may be deployed on the figures of
     this run, or where a file exists already; nothing is written then.
     """
-    verdict = judge_run(data, slos)
+    if not isinstance(data.run.get("plan"), dict):
+        raise InputError(f"{data.path}/run.json holds no plan, so none can be made from it; write one by hand")
     plan = plan_from_json(data.run["plan"], f"{data.path}/run.json")
+    verdict = judge_run(data, slos)
     choice = _choose(verdict, config)
     requests, notes = _requests(verdict, slos, choice)
     prompt_files, fresh = _prompt_files(data, plan, choice, output)

@@ -125,6 +125,12 @@ def test_a_run_without_a_winner_has_nothing_to_confirm(tmp_path: Path) -> None:
         write_confirm_plan(data, [SLO], tmp_path / "c.toml")
 
 
+def test_a_run_without_its_plan_says_so(tmp_path: Path) -> None:
+    data = write(sweep({1: 1.5}), tmp_path)
+    with pytest.raises(InputError, match="holds no plan"):
+        write_confirm_plan(data, [SLO], tmp_path / "c.toml")
+
+
 def test_toml_reads_back_as_it_was() -> None:
     value: dict[str, Any] = {
         "a": 1, "big": 2**53, "f": 0.1, "tiny": 1e-09, "yes": True, "none": [], "text": 'quote " \\ tab \t é \x7f \x01',

@@ -180,3 +180,9 @@ def test_a_simulated_baseline_spoils_the_run(fact: str) -> None:
     assert {c.status for c in verdict.checks if c.gating} == {"PASS"}
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 98)
     assert (verdict.decisions[0].decision, verdict.decisions[0].on_these_figures) == ("INCONCLUSIVE", "DEPLOY")
+
+
+def test_comparisons_that_do_not_count_give_no_crossover() -> None:
+    """A saturated client: neither where it pays nor where it loses is known."""
+    assert len([c for c in judge_run(sweep(PAYS_TO_8), [SLO]).crossovers if c.stratum is None]) == 1
+    assert judge_run(sweep(PAYS_TO_8, worker_cpu_max=1.0), [SLO]).crossovers == ()
