@@ -186,3 +186,14 @@ def test_comparisons_that_do_not_count_give_no_crossover() -> None:
     """A saturated client: neither where it pays nor where it loses is known."""
     assert len([c for c in judge_run(sweep(PAYS_TO_8), [SLO]).crossovers if c.stratum is None]) == 1
     assert judge_run(sweep(PAYS_TO_8, worker_cpu_max=1.0), [SLO]).crossovers == ()
+
+
+def test_a_pool_with_a_repeat_that_has_no_baseline_is_not_compared() -> None:
+    """Two repeats of the candidate, one of the baseline: repeat 1 can be compared, repeat 2 and the pool cannot."""
+    cells = [cell_facts("baseline"), cell_facts(repeat=1), cell_facts(repeat=2)]
+    verdict = judge_run(run_of(*((c, request_rows(c, 300)) for c in cells)), [MEDIAN])
+    mine = {c.scope.repeat: (c.status, c.reason) for c in verdict.checks if c.scope and c.slo == "rel"}
+    assert {repeat: status for repeat, (status, _) in mine.items()} == {
+        1: "PASS", 2: "INCONCLUSIVE", None: "INCONCLUSIVE",
+    }  # fmt: skip
+    assert mine[None][1].startswith("no_baseline")
