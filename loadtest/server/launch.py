@@ -171,7 +171,8 @@ class ServerProcess:
 
     def _spawn(self) -> None:
         status = self.folder / "server.status.json"
-        status.unlink(missing_ok=True)
+        for left in (status, self.folder / "server.port"):  # by a run that was killed: it tells of another server
+            left.unlink(missing_ok=True)
         command = [sys.executable, "-m", "loadtest.server.guardian", "--status", str(status)]
         command += ["--grace", str(self._stop_timeout_s), "--", *self.argv]
         with self.log_file.open("wb") as log:

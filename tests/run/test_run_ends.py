@@ -36,6 +36,21 @@ def test_kill_minus_nine_of_the_orchestrator_leaves_no_process(tmp_path: Path) -
     assert left == [], [p.cmdline() for p in left]
 
 
+def test_a_run_goes_on_after_kill_minus_nine(tmp_path: Path) -> None:
+    """Nothing that the dead server left (its port, its state) is taken for the new one's."""
+    process, everyone = started(tmp_path, "2s")
+    process.kill()
+    process.communicate()
+    assert kit.gone(everyone) == []
+    folder = kit.run_folder(tmp_path / "out")
+    assert kit.run("gate", folder).returncode == 2, "an unmerged run has no verdict"
+    done = kit.run("run", "--resume", folder, "--no-gate", timeout_s=60.0)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "run.json").read_text())["state"] == "complete"
+    (aside,) = folder.glob("cells/*.unfinished-1")
+    assert list(aside.glob("worker-*.arrows")), "what was measured before the kill is kept"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_all_in_order_and_the_run_can_go_on(tmp_path: Path, number: int) -> None:
     process, everyone = started(tmp_path, "2s" if number == signal.SIGINT else "100s")
