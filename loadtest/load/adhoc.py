@@ -222,7 +222,7 @@ def _accepts(control: str) -> bool:
 
 
 def _new_run_dir(asked: str | None) -> Path:
-    base = Path(asked) if asked else Path("reports") / time.strftime("manual-%Y%m%d-%H%M%S")
+    base = Path(asked) if asked else Path("reports") / time.strftime("manual-%Y%m%d-%H%M%S", time.gmtime())
     for attempt in range(1000):
         path = base if attempt == 0 else base.with_name(f"{base.name}-{attempt + 1}")
         try:

@@ -185,6 +185,8 @@ async def serve(spec: dict[str, Any]) -> None:
             while line := await reader.readline():
                 writer.write(json.dumps(await _answer(recorder, line)).encode() + b"\n")
                 await writer.drain()
+        except asyncio.CancelledError:
+            return  # we are ending, the master still holds its line: no traceback for the log
         except OSError as error:
             print(f"control connection lost: {error}", file=sys.stderr, flush=True)
         finally:

@@ -247,6 +247,15 @@ def test_the_scraper_ends_with_its_parent(web, reply, tmp_path):
     assert not control.parent.exists(), "nor does its folder stay behind"
 
 
+def test_ending_with_an_open_control_line_is_no_trouble(web, reply, tmp_path):
+    web.pages["/metrics"] = reply(text("two-engines-after"))
+    scraper = start_scraper([web.url + "/metrics"], tmp_path)
+    with scraper.connect() as control:
+        assert "known:" in control.ask({"op": "hello"})["error"]
+        scraper.stop()
+    assert scraper.log.read_text() == ""
+
+
 def alive(pid):
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
