@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": names[0].split(":", 1)[1].strip() if names else platform.processor(),
         "cores": cores,
-        "kernel": platform.release(),
+        "kernel": ".".join(platform.release().split(".")[:2]),
         "python": platform.python_version(),
         "load_average_before": round(load, 2),
         "busy_before": load > QUIET_LOAD * cores,

@@ -57,6 +57,7 @@ FIGURES = (
     ("Chunks per second that the server got rid of", "chunks_per_s", 0),
     ("Peak memory of all processes, MiB", "peak_rss_mb", 0),
     ("CPU seconds before the first request", "startup_cpu_s", 1),
+    ("CPU seconds of the whole run, start and evaluation included", "whole_run_cpu_s", 1),
 )
 
 
@@ -87,7 +88,7 @@ def cell(scenarios: Mapping[str, Any], streams: int, ks: Sequence[int], key: str
     for k in ks:
         told = scenarios.get(f"c{streams}-k{k}")
         mark = BUSY if told and told["machine_busy"] else ""
-        values.append("-" if told is None else number(told[key], digits) + mark)
+        values.append("-" if told is None else number(told.get(key), digits) + mark)
     return " / ".join(values)
 
 

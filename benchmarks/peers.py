@@ -139,6 +139,7 @@ def judge(requests: list[schedule.Truth], usage: Usage, reported: dict[str, floa
         **ratios,
         "cpu_us_per_chunk": round(usage.cpu_s(begin, end) * 1e6 / len(sent), 1),
         "startup_cpu_s": round(usage.cpu_s_at(begin), 2),
+        "whole_run_cpu_s": round(usage.samples[-1][1], 2),
         "chunks_per_s": round(len(sent) * 1e9 / (end - begin)),
         "peak_rss_mb": round(usage.peak_rss_mb, 1),
         "requests": len(requests),
