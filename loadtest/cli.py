@@ -46,10 +46,9 @@ def demo(out: Path) -> None:
     Example: loadtest demo --out reports
     The verdict of a simulated run is never PASS, so the exit code is 98 or 99.
     """
-    from importlib.resources import files
+    from loadtest.plan.starter import DEMO_PLAN
 
-    with_plan = Path(str(files("loadtest.plan") / "demo.toml"))
-    sys.exit(_measure(_prepare(with_plan, out)))
+    sys.exit(_measure(_prepare(DEMO_PLAN, out)))
 
 
 @cli.command()

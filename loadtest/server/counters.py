@@ -53,10 +53,6 @@ class SeriesKey(NamedTuple):
         """Value of a further label, None where the series has no such label."""
         return next((v for k, v in self.labels if k == name), None)
 
-    def labels_json(self) -> str:
-        """The `labels` column of server.arrows."""
-        return json.dumps(dict(self.labels), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-
 
 def series_key(endpoint: str, sample: Sample) -> SeriesKey:
     """The key of one sample scraped at `endpoint`."""
