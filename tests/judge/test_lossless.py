@@ -77,3 +77,9 @@ def test_order_of_rows_does_not_choose_among_equal_texts() -> None:
         cand = request_rows(two, 2, prompt_sha256="t", output_sha256=outputs)
         found.append(Outputs(run_of((one, base), (two, cand)), [one, two]).matches(one, two).equal.tolist())
     assert found[0] == found[1]
+
+
+def test_equal_shares_of_few_outputs_do_not_suffice() -> None:
+    """299 equal outputs on both sides have no spread to resample: the number alone says that it is too little."""
+    assert check_outputs(share(299, 299), share(299, 299), 0.95, 1).answer == "not known"
+    assert check_outputs(share(300, 300), share(300, 300), 0.95, 1).answer == "yes"

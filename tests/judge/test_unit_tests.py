@@ -162,6 +162,21 @@ def test_passing_tests_make_up_for_texts_that_differ(tmp_path: Path) -> None:
     assert judged(run_dir).decisions[0].questions[0].answer == "not known"
 
 
+def test_passing_tests_of_a_part_of_the_prompts_do_not_stand_for_all(tmp_path: Path) -> None:
+    """120 of 150 prompts carry tests and pass; the texts of all differ: nobody looked at the other 30."""
+    run_dir = coded_run(tmp_path, wrong=0)
+    file = run_dir / "prompts" / "code.jsonl"
+    file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:120]))
+    run_unit_tests(open_run(run_dir), jobs=1)
+    (part,) = (run_dir / "requests/config=ngram-4/mix=code/load=c8").glob("*.parquet")
+    table = pq.read_table(part)
+    index = table.schema.get_field_index("output_sha256")
+    pq.write_table(table.set_column(index, table.schema.field(index), [["e" * 64] * len(table)]), part)
+    verdict = judged(run_dir)
+    assert verdict.unit_tests[1].non_inferior == "yes"
+    assert verdict.decisions[0].questions[0].answer == "not known"
+
+
 def test_texts_that_were_not_kept_are_not_tested(tmp_path: Path) -> None:
     run_dir = coded_run(tmp_path, wrong=0, n=20, keep_text=False)
     assert "could not be tested" in run_unit_tests(open_run(run_dir), jobs=1)
