@@ -159,7 +159,7 @@ _CELLS: dict[str, Text] = {
     "mean_e2e_us": ("us", "rows", "mean over ok window rows"),
     "mean_output_tokens": ("tokens", "rows", "mean completion tokens over ok window rows that report them"),
     "chunks": ("", "rows", "chunks with tokens of ok window rows"),
-    "req_spec_steps": ("steps", "response blocks", "S of window rows that carry a block"),
+    "req_spec_steps": ("steps", "response blocks", "S of ok window rows that carry a block"),
     "req_draft_tokens": ("tokens", "response blocks", "D of these rows"),
     "req_accepted_tokens": ("tokens", "response blocks", "A of these rows"),
     "req_completion_tokens": ("tokens", "rows", "N of these rows"),

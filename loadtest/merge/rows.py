@@ -116,7 +116,8 @@ class RowSums:
         self._add_tokens(table, good, ok)
         self._add_latency(table, good, window)
         self._add_block(table, self.cell_block, known(table, "spec_steps"), check=True)
-        self._add_block(table, self.window_block, known(table, "spec_steps") & window, check=False)
+        # Only of `ok` rows N is known: the block of another would put S and A over a lesser N.
+        self._add_block(table, self.window_block, known(table, "spec_steps") & good, check=False)
         if self.window is not None:
             self._add_window(table, self.window, stamped, ok | censored)
 

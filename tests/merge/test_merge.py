@@ -197,6 +197,15 @@ def edges(
     return [r for name, values in zip(names, (*window, *cell), strict=True) for r in edge(name, values)]
 
 
+def test_a_failed_request_with_a_block_stays_out_of_the_figures(tmp_path: Path) -> None:
+    """Its N is not known, so coverage and tokens per step would rise; it cannot stand in for an ok row either."""
+    told = block(10, 40, 15, 30, [2, 4, 3, 1, 0])
+    failed = {**told, "completion_tokens": None, "outcome": "stream_error"}
+    c = one_cell(tmp_path, [row(0, **told), row(1, **failed)])
+    assert (c["req_block_rows"], c["req_spec_steps"], c["req_completion_tokens"]) == (1, 10, 30)
+    assert c["cell_req_spec_steps"] == 20, "the server's counters hold it all the same"
+
+
 def test_blocks_equal_counters(tmp_path: Path) -> None:
     """Sums of the blocks equal the counters: residuals 0, all figures by hand."""
     rows = [
