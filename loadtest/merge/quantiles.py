@@ -11,13 +11,14 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+Kind = TypeVar("Kind", np.float64, np.uint64)
 
 QUANTILES: dict[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
@@ -25,6 +26,7 @@ _IN_MEMORY = 1 << 19  # 4 MiB of float64 for each metric: below that a file cost
 _PASS = 1 << 20  # values of one read of the second pass, 8 MiB
 _SHIFT = 46  # keeps sign, exponent and 6 bits of mantissa: ranges about 1.5 % wide, 2**18 of them
 _BUCKETS = 1 << (64 - _SHIFT)
+_RANGE_STARTS = np.arange(64, dtype=np.uint64) << np.uint64(58)  # 64 ranges of hashes: 160,000 of ten million in each
 _DENSE_US = 1 << 21  # gaps up to 2.1 s are counted one by one, 16 MiB; longer ones are rare
 
 
@@ -33,14 +35,58 @@ def nearest_rank(n: int, q: float) -> int:
     return max(1, math.ceil(q * n - 1e-9))
 
 
+class _Spill(Generic[Kind]):
+    """Arrays of one kind of eight bytes: in memory while few, in an unnamed temporary file when many."""
+
+    def __init__(self, dtype: type[Kind], folder: Path | None) -> None:
+        self._dtype: type[Kind] = dtype
+        self._folder = folder
+        self._parts: list[npt.NDArray[Kind]] = []
+        self._held = 0
+        self._file: BinaryIO | None = None
+
+    @property
+    def spilled(self) -> bool:
+        """Whether the file is in use."""
+        return self._file is not None
+
+    def add(self, values: npt.NDArray[Kind]) -> None:
+        """Keeps the array itself until it is written."""
+        self._parts.append(values)
+        self._held += len(values)
+        if self._held > _IN_MEMORY:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - lives as long as this object
+            for part in self._parts:
+                part.tofile(self._file)
+            self._parts, self._held = [], 0
+
+    def parts(self) -> Iterator[npt.NDArray[Kind]]:
+        """All values, in pieces."""
+        if self._file is not None:
+            self._file.flush()
+            self._file.seek(0)
+            while data := self._file.read(_PASS * 8):
+                yield np.frombuffer(data, dtype=self._dtype)
+            self._file.seek(0, 2)
+        yield from self._parts
+
+    def whole(self) -> npt.NDArray[Kind]:
+        """All values as one array; for what is in memory."""
+        return np.concatenate([*self.parts(), np.zeros(0, self._dtype)])
+
+    def close(self) -> None:
+        """Frees the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
 class ExactQuantiles:
     """Collects float64 values (NaN is left out) and gives exact nearest-rank quantiles, count and mean."""
 
     def __init__(self, spill_dir: Path | None = None) -> None:
-        self._dir = spill_dir
-        self._parts: list[FloatArray] = []
-        self._held = 0
-        self._file: BinaryIO | None = None
+        self._kept = _Spill(np.float64, spill_dir)
         self.n = 0
         self._sum = 0.0
 
@@ -52,14 +98,7 @@ class ExactQuantiles:
             return
         self.n += len(values)
         self._sum += float(values.sum())
-        self._parts.append(values)
-        self._held += len(values)
-        if self._held > _IN_MEMORY:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._dir)  # noqa: SIM115 - lives as long as this object
-            for part in self._parts:
-                part.tofile(self._file)
-            self._parts, self._held = [], 0
+        self._kept.add(values)
 
     @property
     def mean(self) -> float | None:
@@ -74,8 +113,8 @@ class ExactQuantiles:
 
     def at_ranks(self, ranks: Sequence[int]) -> list[float]:
         """The values with these 1-based ranks."""
-        if self._file is None:
-            ordered = np.sort(np.concatenate(self._parts))
+        if not self._kept.spilled:
+            ordered = np.sort(self._kept.whole())
             return [float(ordered[rank - 1]) for rank in ranks]
         counts = np.zeros(_BUCKETS, dtype=np.int64)
         for part in self.parts():
@@ -93,19 +132,11 @@ class ExactQuantiles:
 
     def parts(self) -> Iterator[FloatArray]:
         """All values, in pieces."""
-        if self._file is not None:
-            self._file.flush()
-            self._file.seek(0)
-            while data := self._file.read(_PASS * 8):
-                yield np.frombuffer(data, dtype=np.float64)
-            self._file.seek(0, 2)
-        yield from self._parts
+        return self._kept.parts()
 
     def close(self) -> None:
         """Frees the temporary file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._kept.close()
 
 
 def _bucket(values: FloatArray) -> IntArray:
@@ -186,10 +217,7 @@ class DistinctStrings:
     _table = np.random.default_rng(0x5EED).integers(0, 2**63, size=(256, 64), dtype=np.int64).astype(np.uint64)
 
     def __init__(self, spill_dir: Path | None = None) -> None:
-        self._dir = spill_dir
-        self._parts: list[npt.NDArray[np.uint64]] = []
-        self._file: BinaryIO | None = None
-        self._held = 0
+        self._kept = _Spill(np.uint64, spill_dir)
         self.n = 0
 
     def add(self, offsets: npt.NDArray[np.integer], data: npt.NDArray[np.uint8]) -> None:
@@ -203,39 +231,20 @@ class DistinctStrings:
         mixed = self._table[used, position & 63] * (2 * (position >> 6) + 1).astype(np.uint64)
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
         hashes = sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64)
-        self._parts.append(hashes)
+        self._kept.add(hashes)
         self.n += len(hashes)
-        self._held += len(hashes)
-        if self._held > _IN_MEMORY:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._dir)  # noqa: SIM115 - lives as long as this object
-            for part in self._parts:
-                part.tofile(self._file)
-            self._parts, self._held = [], 0
 
     def repeats(self) -> int:
         """How many of the strings added are repeats. Works through the hashes range by range."""
+        if not self._kept.spilled:
+            return self.n - len(np.unique(self._kept.whole()))
         ranges = max(1, -(-self.n // _PASS))
-        if self._file is None:
-            held = np.concatenate(self._parts) if self._parts else np.zeros(0, np.uint64)
-            return self.n - len(np.unique(held))
         distinct = 0
         for k in range(ranges):
-            picked = [h[(h >> np.uint64(40)) % np.uint64(ranges) == k] for h in self._chunks()]
+            picked = [h[(h >> np.uint64(40)) % np.uint64(ranges) == k] for h in self._kept.parts()]
             distinct += len(np.unique(np.concatenate(picked)))
         return self.n - distinct
 
-    def _chunks(self) -> Iterator[npt.NDArray[np.uint64]]:
-        if self._file is not None:
-            self._file.flush()
-            self._file.seek(0)
-            while data := self._file.read(_PASS * 8):
-                yield np.frombuffer(data, dtype=np.uint64)
-            self._file.seek(0, 2)
-        yield from self._parts
-
     def close(self) -> None:
         """Frees the temporary file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._kept.close()
