@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from loadtest.judge.gate import judge_run
+from loadtest.judge.rates import rate_claim
 from loadtest.judge.trust import cell_reasons
 from loadtest.model import Slo
 from tests.judge.runs import MemoryRun, cell_facts, failed, request_rows, run_of, simple_run
@@ -197,3 +198,11 @@ def test_a_pool_with_a_repeat_that_has_no_baseline_is_not_compared() -> None:
         1: "PASS", 2: "INCONCLUSIVE", None: "INCONCLUSIVE",
     }  # fmt: skip
     assert mine[None][1].startswith("no_baseline")
+
+
+def test_repeats_that_differ_widen_the_interval_of_a_rate() -> None:
+    """10, 20 and 30 per second, each known to 0.1 %: the mean of 20 is not known to be above 12 (t(2) = 2.92)."""
+    claim = rate_claim([10.0, 20.0, 30.0], [0.001] * 3, 12.0, 0.95, "rate")
+    assert (claim.status, claim.estimate) == ("INCONCLUSIVE", 20.0)
+    assert claim.lower == pytest.approx(20 - 2.92 * 10 / 3**0.5, rel=0.01)
+    assert rate_claim([20.0, 20.1, 19.9], [0.001] * 3, 12.0, 0.95, "rate").status == "PASS"
