@@ -205,8 +205,11 @@ def student_of(teacher: Any, layers: int, device: str) -> Any:
     return student
 
 
-def distill(source: Path, out: Path, layers: int, seconds: float, tokens: int, batch: int) -> None:
-    """Train the student on the teacher's distribution (KL divergence) for `seconds`; the loss is printed."""
+def distill(source: Path, out: Path, layers: int, seconds: float, tokens: int, batch: int, until: Path | None) -> None:
+    """Train the student on the teacher's distribution (KL divergence) for `seconds`; the loss is printed.
+
+    Half of `seconds` is enough once the file `until` exists: then somebody waits for the GPU.
+    """
     import torch
     from safetensors.torch import save_file
     from torch.nn import functional
@@ -223,6 +226,8 @@ def distill(source: Path, out: Path, layers: int, seconds: float, tokens: int, b
     steps = 0
     start = time.monotonic()
     while (share := (time.monotonic() - start) / seconds) < 1:
+        if until is not None and share > 0.5 and until.exists():
+            break
         text = random.choice(texts)
         ids = text[torch.randint(len(text), (batch,))].to(device)
         mask = torch.ones_like(ids)  # padding is left out: every EOS but the first after another token
@@ -273,6 +278,7 @@ def main() -> None:
             sub.add_argument("--seconds", type=float, default=120.0, help="of training, after the texts are written")
             sub.add_argument("--tokens", type=int, default=320, help="per text")
             sub.add_argument("--batch", type=int, default=64)
+            sub.add_argument("--until", type=Path, help="a file that ends the training early")
     given = vars(parser.parse_args())
     {"convert": convert, "widen": widen, "distill": distill}[given.pop("command")](**given)
 

@@ -11,8 +11,9 @@ mkdir -p "$LAB/parts"
 if [ -e "$folder/stream" ]; then
   [ -e "$LAB/started" ] || date +%s > "$LAB/started"
   if [ ! -e "$LAB/repo" ]; then   # a copy, so that a later call cannot change what runs
-    mkdir "$LAB/repo.tmp"
-    cp -r "$here/../../"{loadtest,locustfiles,plans,datasets,tools,pyproject.toml} "$LAB/repo.tmp/"
+    mkdir -p "$LAB/repo.tmp"
+    if [ -e "$folder/repo.tar.xz" ]; then tar -C "$LAB/repo.tmp" -xJf "$folder/repo.tar.xz"   # a state that was checked
+    else cp -r "$here/../../"{loadtest,locustfiles,plans,datasets,tools,pyproject.toml} "$LAB/repo.tmp/"; fi
     mv "$LAB/repo.tmp" "$LAB/repo"
   fi
   cp "$folder/stream" "$LAB/parts/"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the background: unpacks the stream of parts as they come, then makes what can be made of it.
-# Markers in LAB: head.ok, env.ok, target.ok, models.ended (with or without a draft), site.ok.
+# Markers in LAB: head.ok, env.ok, target.ok, draft.ok, models.ended (with or without a draft), site.ok.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 LAB=${LAB:-/tmp/lab}
@@ -28,13 +28,23 @@ environment() {   # loadtest in an environment of its own: it must not see vLLM'
   say "environment done"
 }
 
-models() {   # one after the other as far as it goes; called where `set -e` does not hold, hence the chain
+models() {   # called where `set -e` does not hold, hence the chains
   export PYTHONPATH=$LAB/head/gguf HF_HUB_OFFLINE=1
-  "$PYTHON" "$here/models.py" convert "$LAB/head/smollm2.gguf" "$LAB/models/smollm2" &&
-    "$PYTHON" "$here/models.py" widen "$LAB/models/smollm2" "$LAB/models/target" --width "${WIDE:-262144}" &&
-    touch "$LAB/target.ok" &&
-    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=${DISTILL_GPU-0} \
-      "$PYTHON" "$here/models.py" distill "$LAB/models/smollm2" "$LAB/models/draft" --seconds "${DISTILL_S:-120}"
+  "$PYTHON" "$here/models.py" convert "$LAB/head/smollm2.gguf" "$LAB/models/smollm2" || return 1
+  { "$PYTHON" "$here/models.py" widen "$LAB/models/smollm2" "$LAB/models/target" --width "${WIDE:-262144}" &&
+    touch "$LAB/target.ok" && cat "$LAB/models/target/model.safetensors" > /dev/null; } &   # into the page cache
+  local widening=$! failed=0
+  CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=${DISTILL_GPU-0} \
+    "$PYTHON" "$here/models.py" distill "$LAB/models/smollm2" "$LAB/models/draft" --seconds "${DISTILL_S:-120}" \
+    --tokens "${DISTILL_TOKENS:-320}" ${DISTILL_UNTIL:+--until "$DISTILL_UNTIL"} && touch "$LAB/draft.ok" || failed=1
+  wait "$widening" && [ "$failed" = 0 ]
+}
+
+compiling() {   # Python files as they come, again and again: what was half there is compiled once more
+  while [ ! -e "$LAB/site.ok" ]; do
+    sleep 5
+    nice -n 10 "$PYTHON" -m compileall -q -j 8 "$LAB/site" > /dev/null 2>&1 || true
+  done
 }
 
 site() {
@@ -54,12 +64,16 @@ site() {
 
 say "unpacking"
 mkdir -p "$LAB/head" "$LAB/site" "$LAB/models"
+{   # the model is the first thing in the head
+  until [ -e "$LAB/head/wheels" ]; do sleep 0.2; done
+  { models && say "models done" || say "models failed"; touch "$LAB/models.ended"; } > "$LAB/models.log" 2>&1
+} < /dev/null &
 feed | {
   head -c "$head_bytes" | tar -C "$LAB/head" -xf -
   touch "$LAB/head.ok"
   say "head unpacked"
   environment > "$LAB/environment.log" 2>&1 < /dev/null &
-  { models && say "models done" || say "models failed"; touch "$LAB/models.ended"; } > "$LAB/models.log" 2>&1 < /dev/null &
+  compiling < /dev/null &
   site
   wait
 }
