@@ -22,6 +22,7 @@ from loadtest.errors import LoadtestError, RunFolderError
 from loadtest.load.remote import Remote
 from loadtest.model import SCHEMA_VERSION, Cell, ClientSpec, ConfigSpec, Slo, TargetSpec, from_json, to_json
 from loadtest.plan.cells import server_starts
+from loadtest.report.files import write_durably
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +133,7 @@ class RunFolder:
 
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON so that a crash leaves the old or the new file, never half of one."""
-    tmp = path.with_name(path.name + ".tmp")
-    with tmp.open("w", encoding="utf-8") as f:
-        json.dump(value, f, ensure_ascii=False, indent=1, allow_nan=False)
-        f.flush()
-        os.fsync(f.fileno())
-    tmp.replace(path)
+    write_durably(path, json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False).encode())
 
 
 def host_facts() -> dict[str, Any]:

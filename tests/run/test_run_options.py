@@ -195,3 +195,12 @@ def test_the_key_of_a_started_server_is_the_one_that_requests_carry(tmp_path: Pa
     assert {r["http_status"] for r in rows} == {200}
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in files if b"sk-of-" in path.read_bytes()]
+
+
+def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = kit.run("init", "-o", tmp_path / "file" / "plan.toml")
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert "Not a directory" in line
+    assert str(tmp_path / "file") in line
