@@ -64,3 +64,12 @@ def test_works_on_a_run_that_has_faults_of_its_own(facts: dict[str, Any]) -> Non
     """A small simulated run on a busy machine: its own faults are put right in the copy first."""
     run = simple_run(40, facts=facts, first_chunk_merged=[i % 2 == 0 for i in range(40)])
     assert [p for p in self_test(run, SLOS) if not p.caught] == []
+
+
+@pytest.mark.parametrize("expect", ["FAIL", "INCONCLUSIVE", "torn_file"])
+def test_a_fault_that_changes_nothing_is_not_called_caught(expect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the self-test waits for, a sound run must not show it."""
+    slo = Slo("own", "ttft", "p95", max=100e6)
+    monkeypatch.setattr(selftest, "FAULTS", (selftest.Fault("nothing happens", expect, slo=slo),))
+    (planted,) = self_test(sound_run(), SLOS)
+    assert not planted.caught
