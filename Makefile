@@ -55,4 +55,4 @@ check-hlog-js: $(STAMP) ## our histogram logs read by hdr-histogram-js (needs no
 	$(BIN)/python tools/hlog_js_check/check.py
 
 clean: ## what the targets made, but not the runs under reports/
-	rm -rf .venv .vllm-lab .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .vllm-lab benchmarks/.venvs benchmarks/bin .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

