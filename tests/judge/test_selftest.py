@@ -68,7 +68,7 @@ def test_works_on_a_run_that_has_faults_of_its_own(facts: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("expect", ["FAIL", "INCONCLUSIVE", "torn_file"])
 def test_a_fault_that_changes_nothing_is_not_called_caught(expect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the self-test waits for, a sound cell must not show it, even if the run does not pass for another cause."""
+    """A sound cell shows no fault, even where the run does not pass for another cause."""
     slo = Slo("own", "ttft", "p95", max=100e6)
     lost = Slo("lost", "ttft", "p95", max=1.0, where={"mix": "nothing"})
     monkeypatch.setattr(selftest, "FAULTS", (selftest.Fault("nothing happens", expect, slo=slo),))
