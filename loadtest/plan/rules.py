@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,6 +79,15 @@ def check_extra_body(body: dict[str, Any]) -> dict[str, Any]:
         if key in OWN_BODY_KEYS:
             raise ValueError(f'"{key}" is set by the client itself and cannot be overridden here')
     return body
+
+
+def check_finite(value: Any) -> Any:
+    """Refuse nan and inf, which TOML can write and JSON cannot, anywhere in a free table."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} cannot be sent as JSON; write a finite number")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_finite(inner)
+    return value
 
 
 def check_sweep(sweep: dict[str, list[Any]]) -> dict[str, list[Any]]:

@@ -119,6 +119,8 @@ class Config(Table):
     )
     sweep: bool = Field(default=True, description="false keeps this config out of `[sweep]`.")
 
+    _finite = field_validator("speculative", "sim")(rules.check_finite)
+
     @model_validator(mode="after")
     def _check(self) -> Config:
         problems = rules.config_problems(
@@ -200,16 +202,17 @@ class Sampling(Table):
     name: Name = Field(description="Unique name.")
     temperature: float = Field(ge=0, description="0 is greedy.")
     max_tokens: int = Field(
-        ge=1, description="Longest answer, in tokens; a data set's own `max_tokens` goes before it."
+        ge=1, le=2**31 - 1, description="Longest answer, in tokens; a data set's own `max_tokens` goes before it."
     )
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling.")
-    seed: int | None = Field(default=None, description="Seed that each request carries.")
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1, description="Seed that each request carries.")
     ignore_eos: bool = Field(
         default=False, description="Always write `max_tokens` tokens: equal lengths for all configs."
     )
     extra_body: dict[str, Any] = Field(default_factory=dict, description="More keys of the request body.")
 
     _extra = field_validator("extra_body")(rules.check_extra_body)
+    _finite = field_validator("extra_body")(rules.check_finite)
 
 
 class Client(Table):

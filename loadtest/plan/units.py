@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from loadtest.plan.metrics import RATIO_STAT, Metric, is_sound_limit
 
+LONGEST_S = 366 * 86_400.0
+"""Times are kept as 64-bit nanoseconds since 1970, which end in 2262; nobody waits a year."""
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 DURATION_PATTERN = rf"^\s*{_NUMBER}\s*(us|µs|ms|s|m|min|h)\s*$"
@@ -26,8 +28,8 @@ def parse_duration(value: object) -> float:
     if match is None:
         raise ValueError(f"{value!r} is not a duration; {_EXAMPLE}")
     seconds = float(match.group(1)) * SECONDS[match.group(2)]
-    if not math.isfinite(seconds):
-        raise ValueError(f"{value!r} is too long; {_EXAMPLE}")
+    if seconds > LONGEST_S:
+        raise ValueError(f"{value!r} is too long: a year at most; {_EXAMPLE}")
     return seconds
 
 

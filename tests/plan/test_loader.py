@@ -74,6 +74,9 @@ def test_the_starter_and_the_demo_plan_are_valid(tmp_path: Path) -> None:
         ({"target": TARGET + "args = ['--api-key=x']\n"}, "set VLLM_API_KEY in the environment"),
         ({"target": TARGET + "args = ['--api_key', 'x']\n"}, "set VLLM_API_KEY in the environment"),
         ({"target": TARGET + "args = ['--hf-token=x']\n"}, "set HF_TOKEN in the environment"),
+        ({"sampling": SAMPLING.replace("max_tokens = ", "max_tokens = 99999999")}, "less than or equal to 2147483647"),
+        ({"sampling": SAMPLING + "extra_body = { a = [{ b = nan }] }\n"}, "nan cannot be sent as JSON"),
+        ({"load": LOAD + "warmup = '99999999h'\n"}, "is too long: a year at most"),
         ({"target": TARGET + "env = { HF_TOKEN = 'x' }\n"}, "HF_TOKEN looks like a secret"),
         (
             {"configs": BASELINE.replace("launch", "lanch")},
