@@ -7,6 +7,7 @@ Names carry units: `_ns` are UNIX nanoseconds, `_us` and `_s` are durations. Non
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -259,9 +260,15 @@ def from_json(kind: type[T], value: Any) -> T:
     return typing.cast("T", _revive(kind, value))
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Evaluating them takes 0.2 ms each time, and a run has hundreds of cells."""
+    return typing.get_type_hints(kind)
+
+
 def _revive(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         unknown = set(value) - set(hints)
         if unknown:
             raise TypeError(f"{kind.__name__} has no field {sorted(unknown)}; known: {sorted(hints)}")

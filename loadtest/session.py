@@ -230,10 +230,11 @@ def _run_locust(
             start_new_session=True,
         )
     deadline = time.monotonic() + budget_s
+    everything = run.cells()  # read once: the client measures on this host, and looking must cost it nothing
     watch = AutoWatch(run, job.cells, reporter.note, since_ns=began_ns)
     try:
         while locust.poll() is None:
-            _show(run, job, reporter, began_ns)
+            _show(run, job, everything, reporter, began_ns)
             watch.poll()
             server.check_alive()
             if time.monotonic() > deadline:
@@ -241,7 +242,7 @@ def _run_locust(
             time.sleep(POLL_S)
     finally:
         _stop_group(locust)
-    _show(run, job, reporter, began_ns)
+    _show(run, job, everything, reporter, began_ns)
     left = [c.cell_id for c in job.cells if not run.is_done(c)]
     if locust.returncode != 0 or left:
         _wait_for_death(server)
@@ -260,8 +261,8 @@ def _wait_for_death(server: Server, phase: Phase = "measure") -> None:
         time.sleep(POLL_S)
 
 
-def _show(run: RunFolder, job: LoadJob, reporter: Reporter, since_ns: int) -> None:
-    reporter.advance(sum(run.is_done(c) for c in run.cells()))
+def _show(run: RunFolder, job: LoadJob, everything: list[Cell], reporter: Reporter, since_ns: int) -> None:
+    reporter.advance(sum(run.is_done(c) for c in everything))
     for cell in job.cells:
         if not run.is_done(cell) and (started_ns := run.begun_ns(cell, since_ns)) is not None:
             live = live_text(run.cell_dir(cell))
