@@ -174,7 +174,7 @@ def _range(results: Sequence[LoadResult], output: Answer) -> tuple[DecisionKind,
         bad = results[0]
         if bad.good == "no":
             return "DO NOT DEPLOY", "", f"already at the lowest load, {bad.label}, {_why(bad)}"
-        return "INCONCLUSIVE", "", f"at {bad.label} {_why(bad)}"
+        return "INCONCLUSIVE", "", f"at {bad.label} {_why(bad)}{_certainly_bad(results)}"
     top = results[good - 1].label
     if output != "yes":
         words = f"it pays and keeps its SLOs up to {top}, but whether its output is right is not known"
@@ -186,6 +186,14 @@ def _range(results: Sequence[LoadResult], output: Answer) -> tuple[DecisionKind,
         top,
         f"it pays and keeps its SLOs up to there; at {results[good].label} {_why(results[good])}",
     )
+
+
+def _certainly_bad(results: Sequence[LoadResult]) -> str:
+    """What is certain although the lowest load is open: from which load on the config must not run."""
+    for i, result in enumerate(results):
+        if all(r.good == "no" for r in results[i:]):
+            return f"; from {result.label} on it must not run: {_why(result)}"
+    return ""
 
 
 def _why(result: LoadResult) -> str:

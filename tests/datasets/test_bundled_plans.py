@@ -26,7 +26,7 @@ def test_prompt_files_read_without_a_skipped_row_and_keep_ids_tests_and_turns() 
 @pytest.mark.parametrize(
     ("name", "configs", "cells", "methods"),
     [
-        ("vllm-cpu", 3, 24, {"none", "ngram", "draft_model"}),
+        ("vllm-cpu", 5, 40, {"none", "ngram", "suffix", "draft_model", "eagle3"}),
         ("vllm-cpu-full", 9, 144, {"none", "ngram", "suffix", "draft_model", "eagle3"}),
     ],
 )
@@ -41,4 +41,4 @@ def test_plan_expands_to_the_matrix_that_its_comment_promises(
     assert sum(c.is_baseline for c in config_list) == 1
     assert {(c.sampling.name, c.sampling.ignore_eos) for c in cell_list} == {("greedy", True), ("sampled", True)}
     gammas = {c.gamma for c in config_list if c.gamma is not None}
-    assert gammas == ({3, 4} if name == "vllm-cpu" else {2, 4})
+    assert gammas == {2, 4}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from loadtest.judge.decision import LoadResult, _range
 from loadtest.judge.gate import judge_run
-from loadtest.judge.verdict import Decision, Verdict
+from loadtest.judge.verdict import Decision, RatioEstimate, Verdict
 from loadtest.model import Slo
 from tests.judge.runs import MemoryRun, cell_facts, request_rows, run_of
 
@@ -186,3 +188,20 @@ def test_strata_are_compared_by_themselves() -> None:
     speed = {c.stratum: c.ratios["output_rate"].estimate for c in verdict.comparisons}
     assert speed["edit"] == pytest.approx(2.0, rel=0.03)
     assert speed["story"] == pytest.approx(0.8, rel=0.03)
+
+
+def test_an_open_lowest_load_does_not_hide_that_every_higher_one_is_certainly_bad() -> None:
+    """A config seen to lose from 8 users on read as plain INCONCLUSIVE, which invites a deployment at 8."""
+    ratio = RatioEstimate("output_rate", 0.7, 0.67, 0.74, 0.95, 79, "bootstrap over prompts")
+    unclear = replace(ratio, estimate=0.92, lower=0.82, upper=1.03)
+    loads = [
+        LoadResult("c1", "closed", "not known", "yes", unclear),
+        LoadResult("c8", "closed", "no", "yes", ratio),
+        LoadResult("c32", "closed", "no", "no", ratio, broken=("tpot p99 <= 40ms",)),
+    ]
+
+    kind, _, why = _range(loads, "yes")
+
+    assert kind == "INCONCLUSIVE"
+    assert "from c8 on it must not run: it is slower than the baseline (output rate 0.70x [0.67, 0.74])" in why
+    assert "must not run" not in _range([*loads, LoadResult("c64", "closed", "yes", "yes", ratio)], "yes")[2]
