@@ -42,6 +42,7 @@ def render(data: RunData, rows: Sequence[Row], verdict: Verdict) -> bytes:
         keys=results.KEYS,
         questions=results.QUESTIONS,
         note=results.NOTE,
+        load_kinds=results.load_kinds(rows),
         results=[(r, results.cells(r, results.quality_cell(r, quality))) for r in rows],
         unmeasured=results.unmeasured(rows),
         strata=[(r, name, s, r.figures_of(name)) for r in rows for name, s in r.strata.items()],

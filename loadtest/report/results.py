@@ -28,6 +28,30 @@ NOTE = (
     "not token times and are not in this table. Quality: is the output right?"
 )
 
+_OPEN = (
+    "open loop: how the server does at so many requests per second, whatever it answers; a stall shows in full in the "
+    "latency from the scheduled start (e2e_intended). It does not say how many users can be served at once."
+)
+LOAD_KINDS = {
+    "closed": "closed loop: how the server does with so many users at once. A slower server is asked less often, so a "
+    "stall hides the requests that would have come meanwhile: no statement about an arrival rate.",
+    "poisson": _OPEN,
+    "constant": _OPEN,
+    "trace": _OPEN,
+    "ramp": _OPEN,
+    "sequential": "one request at a time, not streamed: the time of whole requests only. No TTFT, no TPOT, and not "
+    "the throughput of a server under load.",
+}
+"""What a load of each kind can tell and what it cannot."""
+
+
+def load_kinds(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """(labels of the loads, what they can and cannot tell) for the kinds of load in these rows."""
+    labels: dict[str, dict[str, None]] = {}
+    for row in rows:
+        labels.setdefault(LOAD_KINDS[row.load_kind], {})[row.load] = None
+    return [(", ".join(loads), what) for what, loads in labels.items()]
+
 
 def cells(row: Row, quality: str) -> list[str]:
     """One line as text; a cell without a measurement says so in every figure."""

@@ -73,6 +73,7 @@ def _results(rows: Sequence[Row], verdict: Verdict) -> list[str]:
     quality = results.quality_of(verdict)
     shown = [results.cells(r, results.quality_cell(r, quality)) for r in rows[:MAX_RESULTS]]
     lines = ["## Results by data set and scheme", "", results.NOTE, "", *table(results.HEADER, shown)]
+    lines += ["", *(f"* {cell(loads)}: {what}" for loads, what in results.load_kinds(rows))]
     if len(rows) > MAX_RESULTS:
         lines += ["", f"{len(rows) - MAX_RESULTS} more lines in report.html."]
     missing = results.unmeasured(rows)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from loadtest.judge.verdict import Verdict
 from loadtest.merge.merge import merge_run
-from loadtest.merge.read import open_run
-from loadtest.model import NOT_MEASURED
-from loadtest.report import results
+from loadtest.merge.read import RunData, open_run
+from loadtest.model import NOT_MEASURED, LoadKind
+from loadtest.report import html, results, summary
 from loadtest.report.latencies import CURVE_POINTS, curve_ranks, quantile_name, rank
 from loadtest.report.tables import Row, build_rows
 from loadtest.report.units import duration, in_unit, number, printable, share, shorten, tail
@@ -162,3 +164,16 @@ def test_units() -> None:
     assert quantile_name(0.999) == "p999"
     assert shorten("one two three four", 12) == "one two …"
     assert printable("a\x1b[31m\n b") == "a\ufffd[31m b"
+
+
+def test_every_kind_of_load_says_what_it_cannot_tell(world: tuple[RunData, Verdict]) -> None:
+    """A closed-loop figure read as one for an arrival rate promises users what nobody measured."""
+    rows = build_rows(world[0])
+    kinds = get_args(LoadKind)
+
+    assert set(results.LOAD_KINDS) == set(kinds)
+    [(loads, what)] = results.load_kinds(rows)
+    assert loads == "c8"
+    assert "no statement about an arrival rate" in what
+    pages = (summary.render(world[0].run, rows, world[1]), html.render(world[0], rows, world[1]))
+    assert all(b"no statement about an arrival rate" in page for page in pages)
