@@ -8,6 +8,7 @@ n-th arrival. Times are absolute, so nothing drifts; a late start shows as laten
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import struct
 import time
@@ -21,6 +22,8 @@ from loadtest.load.cellrun import CellRun
 from loadtest.load.conversation import converse
 from loadtest.load.schedule import schedule_s
 from loadtest.load.sending import Sender, UserSlot
+
+log = logging.getLogger(__name__)
 
 _TIMER_ABSTIME = 1  # linux/timerfd.h
 
@@ -115,12 +118,18 @@ class Arrivals:
         gevent.spawn(self._one, ticket, due_ns)
 
     def _one(self, ticket: Any, due_ns: int) -> None:
-        user = self._idle.pop() if self._idle else self._sender.enter()
+        user: UserSlot | None = None
         try:
+            user = self._idle.pop() if self._idle else self._sender.enter()
             converse(self._sender, self._run, ticket, user, self._halt, due_ns, self._pausing)
+        except Exception:  # a request that could not even be made: no user of Locust's is there to count it
+            self._run.user_errors += 1
+            log.exception("request %s could not be made", ticket.request_id)
         finally:
+            self._run.flying.pop(ticket.request_id, None)  # never begun: nothing else takes it off, the cell would wait
             self.busy -= 1
-            self._idle.append(user)
+            if user is not None:
+                self._idle.append(user)
 
     def _pausing(self, begins: bool) -> None:
         self._waiting += 1 if begins else -1

@@ -101,10 +101,14 @@ def test_damaged_prompts_are_refused() -> None:
         decode_mix({"mix": "mini", "sha256": "0" * 64, "prompts": b"{}", "warmup": b"", "weights": [1.0]})
 
 
-def run_python(code: str) -> str:
-    """Runs `code` in a process of its own: importing Locust patches the standard library of the process for good."""
+def run_python(code: str, *, rc: int = 0, told: str = "") -> str:
+    """Runs `code` in a process of its own: importing Locust patches the standard library of the process for good.
+
+    `told`: what its standard error must say; without it there may be no traceback.
+    """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.returncode == rc, done.stderr
+    assert told in done.stderr if told else "Traceback" not in done.stderr, done.stderr
     return done.stdout
 
 
@@ -235,3 +239,43 @@ print(json.dumps([len(answers), told, run.dropped, run.sent, driver.busy, late])
     told = "dropped: 3 requests in flight at this worker"
     assert dropped[:7] == [[seq, "censored", told, "measure", None] for seq in range(3, 10)]
     assert {phase for *_, phase, _ in dropped[7:]} <= {"drain"}
+
+
+def test_an_arrival_that_cannot_be_made_is_counted_and_holds_nothing_up(tmp_path: Path) -> None:
+    """A failure before the send leaves nothing in flight: the cap is not reached, the cell ends with its window."""
+    with kit.scripted_server(tmp_path) as server:
+        job = kit.make_job(tmp_path, server.url, [])
+        cell = kit.make_cell(load_kind="constant", load_value=20.0, mix="bad", warmup_s=0.0)
+        (tmp_path / "job.json").write_text(json.dumps([to_json(job), to_json(cell)]))
+        out = run_python(
+            f"""
+import locust, gevent, json, time
+from dataclasses import replace
+from gevent.event import Event
+from loadtest.load import arrivals, cellrun
+from loadtest.load.sending import Sender
+from loadtest.model import Cell, LoadJob, Message, Prompt, from_json
+job, cell = json.load(open({str(tmp_path / "job.json")!r}))
+cell = from_json(Cell, cell)
+cell = replace(cell, sampling=replace(cell.sampling, extra_body={{"seed": 1}}))  # refused when the body is built
+prompts = (Prompt("b", "s", (Message("user", "never sent"),)),)
+run = cellrun.CellRun(cell, cellrun.MixPrompts("bad", "", prompts, prompts, (1.0,)), 0)
+start = time.time_ns() + 10**8
+run.set_window(start, start + 3 * 10**8, (0, 1), 0)
+sender = Sender(0, print)
+sender.set_job(from_json(LoadJob, job), 1)
+driver = arrivals.Arrivals(run, sender, print, cap=3, halt=Event())
+gevent.sleep(0.01)  # libev's clock is as old as the imports
+driver.drive()
+gevent.sleep(0.05)
+late = (time.time_ns() - run.end_ns) / 1e9
+print(json.dumps([run.counts()["user_errors"], run.sent, run.dropped, run.flying, run.holds(), driver.busy, late]))
+""",
+            told="request 0-0-0 could not be made",
+        )
+        asked = server.requests()
+    errors, *rest, late_s = json.loads(out)
+    assert errors >= 6  # due every 50 ms of 0.3 s, and no cap of 3 is reached by what is over
+    assert rest == [0, 0, {}, False, 0]
+    assert asked == []
+    assert late_s < 1  # nothing in flight, so the load ended by itself with the window
