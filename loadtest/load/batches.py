@@ -7,6 +7,7 @@ from typing import Any
 
 import gevent
 import pyarrow as pa
+from gevent.lock import BoundedSemaphore
 
 from loadtest.load.protocol import BATCH_INTERVAL_S
 from loadtest.load.records import RAW_SCHEMA
@@ -24,12 +25,14 @@ IDLE_WAIT_S = 0.25
 class BatchSender:
     """Collects rows and sends them about twice a second, in small steps and in idle time.
 
-    `send(data, rows)` gets the bytes of one record batch of RAW_SCHEMA (without schema) and its number of rows.
+    `send(data, rows)` gets the bytes of one record batch of RAW_SCHEMA (without schema) and its number of rows. It may
+    wait: batches go out one after the other, in the order of their rows, and `flush` returns after the last.
     """
 
     def __init__(self, send: Callable[[bytes, int], None]) -> None:
         self._send = send
         self._rows: list[dict[str, Any]] = []
+        self._sending = BoundedSemaphore(1)
         self.batches = 0
         self.rows = 0
         self._greenlet = gevent.spawn(self._loop)
@@ -39,9 +42,10 @@ class BatchSender:
         self._rows.append(row)
 
     def flush(self) -> None:
-        """Sends everything that waits now."""
-        while self._rows:
-            self._step()
+        """Sends everything that waits now; what is on its way already goes first."""
+        with self._sending:
+            while self._rows:
+                self._step()
 
     def _loop(self) -> None:
         while True:
@@ -49,7 +53,8 @@ class BatchSender:
             for _ in range(len(self._rows) // ROWS_PER_BATCH + 1):
                 with gevent.Timeout(IDLE_WAIT_S, False):
                     gevent.idle()
-                self._step()
+                with self._sending:
+                    self._step()
 
     def _step(self) -> None:
         rows, self._rows = self._rows[:ROWS_PER_BATCH], self._rows[ROWS_PER_BATCH:]

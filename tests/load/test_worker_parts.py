@@ -137,6 +137,40 @@ print(json.dumps([[r["request_id"], r["outcome"], r["error"], r["output_text"]] 
     assert "chunks" in bad[2]
 
 
+def test_batches_keep_their_order_when_the_way_to_the_master_is_blocked() -> None:
+    """`flush`, and the final message after it, wait for the batch that is being sent."""
+    out = run_python(
+        """
+import locust, gevent, json
+from gevent.event import Event
+from loadtest.load.batches import BatchSender
+blank = {"worker": 0, "user": 0, "phase": "measure", "request_id": "a", "prompt_id": "p", "stratum": "s",
+         "turn": 0, "prompt_sha256": "x", "clock": "user", "outcome": "ok", "token_source": "none"}
+begun, way, order = Event(), Event(), []
+def send(data, rows):
+    if not begun.is_set():  # the first one is held up, the others are not
+        begun.set()
+        way.wait()
+    order.append(rows)
+def end():
+    sender.flush()
+    order.append("final")
+sender = BatchSender(send)
+sender.add(blank | {"seq": 0})
+begun.wait()  # the sender's own loop is in `send`
+sender.add(blank | {"seq": 1})
+sender.add(blank | {"seq": 2})
+ending = gevent.spawn(end)
+gevent.sleep(0.1)
+early = list(order)
+way.set()
+ending.join()
+print(json.dumps([early, order]))
+"""
+    )
+    assert json.loads(out) == [[], [1, 2, "final"]]
+
+
 def test_foreign_pages_and_names_are_refused() -> None:
     out = run_python(
         """
