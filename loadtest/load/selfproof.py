@@ -140,11 +140,14 @@ def watch_master(runner: Any) -> None:
     """Ends this worker when its master, on another host, has been silent for long: no process outlives the run."""
 
     def watch() -> None:
-        began = time.time()
+        # Locust stamps a heartbeat by the wall clock, which somebody may set; here it only says whether one has come.
+        # A master that was ending may never have answered: then the time runs from now on.
+        heard, since = runner.last_heartbeat_timestamp, time.monotonic()
         while True:
             gevent.sleep(1.0)
-            last = runner.last_heartbeat_timestamp or began  # a master that was ending may never have answered
-            if time.time() - last > MASTER_SILENCE_S:
+            if runner.last_heartbeat_timestamp != heard:
+                heard, since = runner.last_heartbeat_timestamp, time.monotonic()
+            elif time.monotonic() - since > MASTER_SILENCE_S:
                 os.write(2, b"loadtest: the master is silent; this worker ends\n")
                 os._exit(EXIT_CRASH)
 

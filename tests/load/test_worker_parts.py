@@ -10,7 +10,7 @@ from pathlib import Path
 import locust_kit as kit
 import pytest
 
-from loadtest.errors import LoadError
+from loadtest.errors import EXIT_CRASH, LoadError
 from loadtest.load import cellrun, files
 from loadtest.load.cellrun import CellRun, decode_mix, encode_prompts, mix_digest
 from loadtest.load.launch import LOCUSTFILE, locust_argv, locust_env
@@ -169,6 +169,33 @@ print(json.dumps([early, order]))
 """
     )
     assert json.loads(out) == [[], [1, 2, "final"]]
+
+
+def test_a_step_of_the_wall_clock_does_not_end_a_worker_but_a_silent_master_does() -> None:
+    """The clock jumps an hour ahead between two heartbeats, then an hour back for good."""
+    out = run_python(
+        """
+import locust, gevent, time
+from types import SimpleNamespace
+from loadtest.load import selfproof
+real, offset = time.time, [0.0]
+time.time = lambda: real() + offset[0]
+selfproof.MASTER_SILENCE_S = 2.0
+master = SimpleNamespace(last_heartbeat_timestamp=time.time())
+selfproof.watch_master(master)
+gevent.sleep(0.2)
+offset[0] = 3600.0
+gevent.sleep(1.3)  # a look has seen the new clock and the old heartbeat
+master.last_heartbeat_timestamp = time.time()
+offset[0] = -3600.0
+print("alive", flush=True)
+gevent.sleep(30)
+print("still there", flush=True)
+""",
+        rc=EXIT_CRASH,
+        told="the master is silent",
+    )
+    assert out == "alive\n"
 
 
 def test_foreign_pages_and_names_are_refused() -> None:
