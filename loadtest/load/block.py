@@ -105,6 +105,8 @@ def exceeds(row: Mapping[str, Any]) -> bool:
 
 def count(value: Any, most: int = INT32_MAX) -> int | None:
     """A count of 0 to `most`, whole floats included; None for anything else, true and texts included."""
+    if type(value) is int:  # nearly always: a step list has one per decoding step
+        return value if 0 <= value <= most else None
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or not 0 <= value <= most:
         return None
     return int(value) if value == int(value) else None

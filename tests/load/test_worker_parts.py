@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from enum import IntEnum
 from pathlib import Path
 
 import locust_kit as kit
@@ -12,6 +13,7 @@ import pytest
 
 from loadtest.errors import EXIT_CRASH, LoadError
 from loadtest.load import cellrun, files
+from loadtest.load.block import count
 from loadtest.load.cellrun import CellRun, decode_mix, encode_prompts, mix_digest
 from loadtest.load.launch import LOCUSTFILE, locust_argv, locust_env
 from loadtest.load.scrapelink import ScrapeLink
@@ -196,6 +198,34 @@ print("still there", flush=True)
         told="the master is silent",
     )
     assert out == "alive\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_count"),
+    [
+        (0, 0),
+        (7, 7),
+        (300, 300),
+        (301, None),
+        (-1, None),
+        (10**30, None),
+        (7.0, 7),
+        (7.5, None),
+        (-0.5, None),
+        (301.0, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (True, None),
+        (False, None),
+        ("7", None),
+        (None, None),
+        ([7], None),
+        (IntEnum("Seven", {"SEVEN": 7})(7), 7),
+    ],
+)
+def test_a_count_is_a_whole_number_in_range(value: object, is_count: int | None) -> None:
+    assert count(value, 300) == is_count
+    assert type(count(value, 300)) in (int, type(None))
 
 
 def test_foreign_pages_and_names_are_refused() -> None:
