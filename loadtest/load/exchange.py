@@ -22,11 +22,6 @@ End = Literal[
 _TIMESPEC = struct.Struct("@ll")
 
 
-def pack_stamp(t_ns: int) -> bytes:
-    """The ancillary bytes of a kernel receive stamp of `t_ns` (UNIX nanoseconds)."""
-    return _TIMESPEC.pack(*divmod(t_ns, 1_000_000_000))
-
-
 @dataclass(slots=True)
 class RawExchange:
     """One request as the client saw it. `reads`, `stamps` and `seen_ns` run in parallel, one entry per read."""

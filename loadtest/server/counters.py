@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -137,14 +137,6 @@ def snapshot(pages: Mapping[str, Page], failed: Mapping[str, str] | None = None)
     result = Snapshot(failed=dict(failed or {}))
     for endpoint, page in pages.items():
         result.add_page(endpoint, page)
-    return result
-
-
-def snapshot_from_rows(rows: Iterable[Mapping[str, Any]]) -> Snapshot:
-    """A snapshot of the rows of one edge of server.arrows."""
-    result = Snapshot()
-    for row in rows:
-        result.add_row(row)
     return result
 
 

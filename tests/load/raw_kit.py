@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Iterable
 from typing import Any
 
-from loadtest.load.exchange import End, RawExchange, pack_stamp
+from loadtest.load.exchange import End, RawExchange
 
 T0 = 1_795_968_963_000_000_000
 
@@ -17,7 +18,7 @@ def raw_of(reads: Iterable[tuple[float, bytes]], end: End = "complete", **more: 
     for t_ms, data in reads:
         t = T0 + round(t_ms * 1e6)
         raw.reads.append(data)
-        raw.stamps.append(pack_stamp(t))
+        raw.stamps.append(struct.pack("@ll", *divmod(t, 10**9)))  # struct timespec, as the kernel gives it
         raw.seen_ns.append(t + 500_000)
     raw.end_ns = raw.seen_ns[-1] if raw.seen_ns else T0
     return raw

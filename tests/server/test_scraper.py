@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from loadtest.errors import InputError, ServerError
-from loadtest.server.counters import snapshot_from_rows, subtract
+from loadtest.server.counters import Snapshot, subtract
 from loadtest.server.scraper import start_scraper
 from loadtest.server.scrapes import SCRAPE_OK, SCRAPE_SCHEMA
 from loadtest.server.spec_counters import NO_VLLM_SERIES, spec_delta
@@ -61,8 +61,11 @@ def scrape(tmp_path):
 
 
 def spec_of(rows, **kwargs):
-    edges = [snapshot_from_rows(r for r in rows if r["edge"] == e) for e in ("window_start", "window_end")]
-    return spec_delta(subtract(*edges), edges[1], **kwargs)
+    before, after = Snapshot(), Snapshot()
+    for row in rows:
+        if row["edge"] in ("window_start", "window_end"):
+            (before if row["edge"] == "window_start" else after).add_row(row)
+    return spec_delta(subtract(before, after), after, **kwargs)
 
 
 def test_edges_of_a_real_page_reach_the_file_and_give_the_counters(web, reply, scrape):
