@@ -8,12 +8,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from loadtest.errors import RunFolderError
 from loadtest.judge.verdict import Verdict
 from loadtest.merge.read import RunData
-from loadtest.report import html
 from loadtest.report.manager import REPORTS, VERDICT, publish, read_verdict, write_reports
 
 
@@ -54,18 +54,18 @@ def test_verdict_and_exports_are_strict_json(world: tuple[RunData, Verdict]) -> 
 
 @pytest.mark.parametrize("old", ["kept", "removed"])
 def test_a_crash_of_an_exporter_leaves_the_verdict_and_no_other_report(
-    copy: RunData, world: tuple[RunData, Verdict], monkeypatch: pytest.MonkeyPatch, old: str
+    copy: RunData, world: tuple[RunData, Verdict], old: str
 ) -> None:
-    """Reports of another verdict are gone before the new verdict is there; those of the same verdict may stay."""
+    """Reports of another verdict are gone before the new verdict is there; those of the same verdict may stay.
 
-    def broken(*_: object) -> bytes:
-        raise RuntimeError("planted")
-
+    The rows are damaged behind the run's back, so the page cannot be made.
+    """
     write_reports(copy.path, copy, passing(world[1]))
     before = {n: (copy.path / n).read_bytes() for n in REPORTS}
-    monkeypatch.setattr(html, "render", broken)
+    for rows in (copy.path / "requests").rglob("*.parquet"):
+        rows.write_bytes(b"not Parquet")
     verdict = passing(world[1]) if old == "kept" else world[1]
-    with pytest.raises(RuntimeError, match="planted"):
+    with pytest.raises(pa.ArrowInvalid, match="Parquet"):
         write_reports(copy.path, copy, verdict)
 
     assert read_verdict(copy.path / VERDICT) == verdict
@@ -75,15 +75,9 @@ def test_a_crash_of_an_exporter_leaves_the_verdict_and_no_other_report(
         assert not [n for n in REPORTS if (copy.path / n).exists()]
 
 
-def test_a_crash_before_the_verdict_leaves_no_new_claim(
-    copy: RunData, world: tuple[RunData, Verdict], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_before_the_verdict_leaves_no_new_claim(copy: RunData, world: tuple[RunData, Verdict]) -> None:
     """A full disk while verdict.json is written: the old verdict stays, and no report says PASS."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("loadtest.report.manager.write_durably", full)
+    (copy.path / f"{VERDICT}.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space"):
         write_reports(copy.path, copy, passing(world[1]))
 
