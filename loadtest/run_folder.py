@@ -199,6 +199,7 @@ def write_facts(
             "run_id": path.name,
             "plan": plan,
             "plan_sha256": hashlib.sha256(canonical).hexdigest(),
+            "seeds": {"plan": plan["seed"], "salt_nonce": path.name},
             "target": to_json(target),
             "client": to_json(client),
             "configs": to_json(configs),

@@ -19,7 +19,7 @@ from loadtest.merge.merge import merge_run
 from loadtest.merge.read import open_run
 from loadtest.plan.cells import client_spec, expand
 from loadtest.plan.loader import load_plan
-from loadtest.run import write_run
+from loadtest.run import prepare, write_run
 from loadtest.server.sim.process import simulated_server
 
 
@@ -169,6 +169,20 @@ def test_an_out_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path, b
     (line,) = done.stderr.strip().splitlines()
     assert "cannot hold a run folder" in line
     assert "--out" in line
+
+
+def test_the_seeds_of_run_json_make_the_same_cells_again(tmp_path: Path) -> None:
+    """Order, arrivals and salts come from the plan's seed and the run's id alone."""
+    plan_file = kit.write_plan(tmp_path / "plan", [kit.sim("baseline")])
+    plan = load_plan(plan_file)
+    folders = [prepare(plan_file, tmp_path / "out") for _ in range(2)]
+    for folder in folders:
+        seeds = folder.facts["seeds"]
+        assert seeds == {"plan": plan.seed, "salt_nonce": folder.path.name}
+        assert expand(plan, run_nonce=seeds["salt_nonce"])[1] == folder.cells()
+    first, second = (folder.cells() for folder in folders)
+    assert [c.order_seed for c in first] == [c.order_seed for c in second]
+    assert not {c.salt for c in first} & {c.salt for c in second}
 
 
 def test_run_json_comes_last_so_a_folder_that_has_one_can_be_resumed(tmp_path: Path) -> None:
