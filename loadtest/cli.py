@@ -1,28 +1,30 @@
-"""Command line. No logic: each command calls one function of a room and maps its outcome to text and exit code."""
+"""Command line. No logic: each command calls one function of a room, or of `commands` where it needs several."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from loadtest import __version__
-from loadtest.errors import EXIT_CRASH, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_USAGE, InputError, LoadtestError
-
-if TYPE_CHECKING:
-    from loadtest.model import Slo
-    from loadtest.run_folder import RunFolder
+from loadtest.errors import EXIT_CRASH, EXIT_PASS, EXIT_USAGE, LoadtestError
 
 PLAN = click.Path(path_type=Path, dir_okay=False)
 RUN = click.Path(path_type=Path, file_okay=False)
 FILE_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Troubles with a file that lie with its place, not with us: one line instead of a traceback."""
 EXITS = "Exit codes: 0 pass, 99 fail, 98 inconclusive, 2 usage or plan error, 1 crash."
+
+ON_INCONCLUSIVE: Any = {
+    "type": click.Choice(["fail", "warn"]),
+    "default": "fail",
+    "show_default": True,
+    "help": "warn: an INCONCLUSIVE verdict ends with 0 and a warning, but never that of a simulated run.",
+}
 
 
 @click.group(epilog=EXITS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -46,9 +48,11 @@ def demo(out: Path) -> None:
     Example: loadtest demo --out reports
     The verdict of a simulated run is never PASS, so the exit code is 98 or 99.
     """
+    from loadtest.commands import measure
     from loadtest.plan.starter import DEMO_PLAN
+    from loadtest.run import prepare
 
-    sys.exit(_measure(_prepare(DEMO_PLAN, out)))
+    sys.exit(measure(prepare(DEMO_PLAN, out)))
 
 
 @cli.command()
@@ -115,7 +119,7 @@ def doctor(plan: Path, out: Path, as_json: bool) -> None:
     "--run-unit-tests", is_flag=True, help="Then run the answers to code prompts with their tests: `quality`."
 )
 @click.option("--no-gate", is_flag=True, help="Measure and merge only; exit 0 when every cell was measured.")
-@click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
+@click.option("--on-inconclusive", **ON_INCONCLUSIVE)
 @click.option("--expect-workers", type=click.IntRange(min=1), help="Wait for so many `loadtest worker` processes.")
 @click.option("--bind", help="Address of this host where the workers come to; with --expect-workers.")
 @click.option("--port", type=click.IntRange(1, 65535), default=5557, show_default=True, help="Its port.")
@@ -143,7 +147,9 @@ def run(
     """
     from dataclasses import replace
 
+    from loadtest.commands import measure
     from loadtest.load.remote import Remote
+    from loadtest.run import prepare
     from loadtest.run_folder import RunFolder
 
     if (plan is None) == (resume is None):
@@ -153,9 +159,9 @@ def run(
     remote = None if expect_workers is None or bind is None else Remote(expect_workers, bind, port)
     if remote is not None:
         remote.check()
-    folder = _prepare(plan, out) if plan is not None else RunFolder(resume or out)
+    folder = prepare(plan, out) if plan is not None else RunFolder(resume or out)
     folder = replace(folder, remote=remote, web_port=web_port if web_ui else None)
-    sys.exit(_measure(folder, gate_it=not no_gate, on_inconclusive=on_inconclusive, unit_tests=run_unit_tests))
+    sys.exit(measure(folder, gate_it=not no_gate, on_inconclusive=on_inconclusive, unit_tests=run_unit_tests))
 
 
 @cli.command()
@@ -192,14 +198,9 @@ def probe(plan: Path, out: Path, requests: int | None) -> None:
     This is no load test: it tells nothing about TTFT, TPOT or serving throughput, and passes no gate.
     Exit codes: 0 all cells were measured, 1 some were not.
     """
-    from loadtest.merge.read import open_run
-    from loadtest.report.labels import write_labels
-    from loadtest.run import prepare_probe
+    from loadtest.commands import probe_plan
 
-    folder = prepare_probe(plan, out, requests)
-    code = _measure(folder, gate_it=False)
-    click.echo(write_labels(folder.path, open_run(folder.path)))
-    sys.exit(code)
+    sys.exit(probe_plan(plan, out, requests))
 
 
 @cli.command()
@@ -229,19 +230,10 @@ def capacity(
     Example: loadtest capacity plan.toml --config eagle3 --max 256
     Exit codes: 0 found for every config, 99 a config fails at the lowest load, 98 not decided or simulated.
     """
-    from loadtest.capacity.drive import find_capacity, prepare_capacity
-    from loadtest.capacity.page import exit_code, publish_answer
     from loadtest.capacity.settings import Asked
-    from loadtest.progress import reporter
+    from loadtest.commands import search_capacity
 
-    prepared = prepare_capacity(plan, out, configs, Asked(by, ceiling, tolerance, confidence))
-    with reporter(len(prepared.configs) * prepared.settings.area.max_probes()) as show:
-        show.note(f"run folder: {prepared.run.path}")
-        found = find_capacity(prepared, show)
-        show.status("reporting")
-        click.echo(publish_answer(prepared, found))
-    click.echo(f"run: {prepared.run.path}")
-    sys.exit(exit_code(prepared, found))
+    sys.exit(search_capacity(plan, out, configs, Asked(by, ceiling, tolerance, confidence)))
 
 
 @cli.command()
@@ -261,7 +253,7 @@ def merge(run: Path) -> None:
 @click.argument("run", type=RUN)
 @click.option("--slo", type=PLAN, help="Judge against this SLO file instead of the plan's own criteria.")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json.")
-@click.option("--on-inconclusive", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
+@click.option("--on-inconclusive", **ON_INCONCLUSIVE)
 @click.option("--self-test", is_flag=True, help="Plant faults into a copy in memory and show that each is caught.")
 def gate(run: Path, slo: Path | None, as_json: bool, on_inconclusive: str, self_test: bool) -> None:
     """Judge a finished RUN again, without a server; writes verdict.json and the reports.
@@ -271,11 +263,12 @@ def gate(run: Path, slo: Path | None, as_json: bool, on_inconclusive: str, self_
              loadtest gate reports/20261129-120000-night --self-test
     The self-test writes nothing; its exit codes: 0 every planted fault was caught, 1 one was not.
     """
-    if self_test:
-        from loadtest.judge.command import run_self_test
+    from loadtest.commands import judge, slos_for
+    from loadtest.judge.command import run_self_test
 
-        sys.exit(run_self_test(run, _slos(run, slo), as_json))
-    sys.exit(_gate(run, slo=slo, as_json=as_json, on_inconclusive=on_inconclusive))
+    if self_test:
+        sys.exit(run_self_test(run, slos_for(run, slo), as_json))
+    sys.exit(judge(run, slo=slo, as_json=as_json, on_inconclusive=on_inconclusive))
 
 
 @cli.command()
@@ -291,66 +284,6 @@ def report(run: Path) -> None:
 
     for path in write_reports(run, open_run(run), read_verdict(run / "verdict.json")):
         click.echo(path)
-
-
-def _prepare(plan: Path, out: Path) -> RunFolder:
-    from loadtest.run import prepare
-
-    return prepare(plan, out)
-
-
-def _measure(folder: RunFolder, gate_it: bool = True, on_inconclusive: str = "fail", unit_tests: bool = False) -> int:
-    from loadtest.merge.merge import merge_run
-    from loadtest.progress import reporter
-    from loadtest.run import drive
-
-    cells = folder.cells()
-    with reporter(len(cells)) as show:
-        show.note(f"run folder: {folder.path} ({len(cells)} cells)")
-        drive(folder, show)
-        show.status("merging")
-        merge_run(folder.path)
-    if unit_tests:
-        from loadtest.judge.unit_tests import run_unit_tests
-        from loadtest.merge.read import open_run
-
-        try:
-            click.echo(run_unit_tests(open_run(folder.path)))
-        except InputError as e:  # no code prompts: the run is judged without
-            click.echo(f"loadtest: {e}", err=True)
-    if gate_it:
-        code = _gate(folder.path, on_inconclusive=on_inconclusive)
-    else:
-        missing = [c.cell_id for c in cells if not folder.is_done(c)]
-        code = EXIT_CRASH if missing else EXIT_PASS
-    click.echo(f"run: {folder.path}")
-    return code
-
-
-def _slos(run: Path, file: Path | None) -> list[Slo]:
-    from loadtest.plan.loader import load_slos
-    from loadtest.run_folder import RunFolder
-
-    return load_slos(file) if file is not None else RunFolder(run).slos()
-
-
-def _gate(run: Path, slo: Path | None = None, as_json: bool = False, on_inconclusive: str = "fail") -> int:
-    from loadtest.judge.gate import judge_run
-    from loadtest.merge.read import open_run
-    from loadtest.report.manager import publish
-
-    data = open_run(run)
-    verdict = judge_run(data, _slos(run, slo))
-    published = publish(run, data, verdict)
-    if as_json:
-        click.echo(json.dumps(verdict.to_json(), ensure_ascii=False, indent=1, allow_nan=False))
-    else:
-        click.echo(published.text)
-    code = verdict.exit_code
-    if code == EXIT_INCONCLUSIVE and on_inconclusive == "warn" and not verdict.simulated:
-        click.echo("inconclusive, and --on-inconclusive warn was given: exit code 0. This is no PASS.", err=True)
-        return EXIT_PASS
-    return code
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -51,6 +51,7 @@ def test_imports_go_left_to_right(path: Path) -> None:
             "__init__",
             "__main__",
             "cli",
+            "commands",
             "run",
             "run_folder",
             "progress",
@@ -77,7 +78,8 @@ def test_gevent_and_locust_stay_in_the_load_room(path: Path) -> None:
 def test_the_command_line_never_loads_gevent() -> None:
     """The pure modules of the load room are used by merge and CLI; none may pull gevent in."""
     code = (
-        "import sys, loadtest.cli, loadtest.run, loadtest.merge.merge, loadtest.judge.gate, loadtest.report.manager;"
+        "import sys, loadtest.cli, loadtest.commands, loadtest.run, loadtest.merge.merge, loadtest.judge.gate,"
+        " loadtest.report.manager;"
         "bad = {m.split('.')[0] for m in sys.modules} & {'gevent', 'locust'}; sys.exit(f'loaded: {bad}' if bad else 0)"
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
-from loadtest.cli import main
+from loadtest.cli import cli, main
 from tests.judge.test_compare import build
 from tests.judge.test_confirm import PLAN, picked_run
 from tests.judge.test_files import write
@@ -34,6 +35,29 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: str) -
     code, out, _ = call(capsys, command, "--help")
     assert code == 0
     assert f"Example: loadtest {command}" in out
+
+
+def test_every_option_of_every_command_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "--help")  # adds the rooms' own commands
+    options = [(n, p) for n, c in cli.commands.items() for p in c.params if isinstance(p, click.Option)]
+    assert len(options) > 30
+    assert [(n, p.opts) for n, p in options if not p.help] == []
+
+
+def test_an_inconclusive_verdict_ends_with_0_only_where_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a real run whose criterion selects no cell; verdict.json says INCONCLUSIVE either way."""
+    (tmp_path / "a").mkdir()
+    facts = {"slos": [], "tool_version": "1", "plan_sha256": "ab", "host": {}}
+    run, slo = write(build(1.0, 1, run=facts), tmp_path / "a").path, tmp_path / "slo.toml"
+    slo.write_text('[[slo]]\nmetric = "ttft"\nstat = "p95"\nlimit = "1s"\nwhere = { mix = "nothing" }\n')
+    for more, ends, warns in (((), 98, False), (("fail",), 98, False), (("warn",), 0, True)):
+        option = ("--on-inconclusive", *more) if more else ()
+        code, _, err = call(capsys, "gate", run, "--slo", slo, *option)
+        assert (code, "This is no PASS" in err) == (ends, warns)
+        verdict = json.loads((run / "verdict.json").read_text())
+        assert (verdict["status"], verdict["exit_code"]) == ("INCONCLUSIVE", 98)
 
 
 def test_self_test_shows_every_fault_and_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
