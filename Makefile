@@ -27,7 +27,7 @@ demo: $(STAMP) ## the main job against the simulated server: run, merge, gate, r
 	  *) exit $$code ;; esac
 
 test: $(STAMP) ## the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(STAMP) ## ruff, format, mypy --strict
 	$(BIN)/ruff check .
