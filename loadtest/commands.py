@@ -35,6 +35,8 @@ def measure(folder: RunFolder, *, gate_it: bool = True, on_inconclusive: str = "
     cells = folder.cells()
     with reporter(len(cells)) as show:
         show.note(f"run folder: {folder.path} ({len(cells)} cells)")
+        for warning in folder.facts.get("warnings", []):
+            show.note(f"warning: {warning}")
         drive(folder, show)
         show.status("merging")
         merge_run(folder.path)

@@ -52,7 +52,7 @@ def write_run(
     """Facts, plan and prompts of a new run folder."""
     configs, cells = expanded
     prompt_files, mix_weights = write_prompts(plan, path)  # before run.json: a folder that has one can be resumed
-    return write_facts(
+    run = write_facts(
         path,
         plan_file,
         plan=plan.model_dump(mode="json"),
@@ -64,6 +64,8 @@ def write_run(
         prompt_files=prompt_files,
         mix_weights=mix_weights,
     )
+    run.update(warnings=list(plan.warnings))
+    return run
 
 
 def drive(run: RunFolder, reporter: Reporter) -> None:

@@ -29,6 +29,10 @@ def plan_checks(plan: Plan) -> list[Problem]:
     return _baselines(plan) + _caches(plan) + _sweep(plan) + _trace(plan) + _slos(plan)
 
 
+AUTO_REPEATS = 3
+"""Repeats from which early ends keep their error under bursts of eight: docs/method.md has the simulated figures."""
+
+
 def warnings_of(plan: Plan) -> list[str]:
     """What is allowed but deserves a second look."""
     found = []
@@ -43,6 +47,11 @@ def warnings_of(plan: Plan) -> list[str]:
         found.append("no [[slo]]: the run measures, but nothing can pass or fail")
     if all(config.speculative is not None for config in plan.config):
         found.append("no baseline: nothing can be compared, so no config can be cleared for deployment")
+    if plan.load.measure.auto and plan.load.repeats < AUTO_REPEATS:
+        found.append(
+            f'load.measure = "auto" with {plan.load.repeats} repeat(s): where slow requests come in bursts, one early '
+            f"end passes wrongly far more often than 1 - confidence; set load.repeats = {AUTO_REPEATS}, each has to pass"
+        )
     if any(config.sim is not None for config in plan.config):
         found.append("simulated servers: every result will say SIMULATED and none can be a deploy verdict")
     return found

@@ -38,6 +38,16 @@ def test_the_smallest_plan_loads_with_the_documented_defaults(make_plan: MakePla
     assert any("no [[slo]]" in warning for warning in plan.warnings)
 
 
+def test_an_auto_window_without_repeats_is_warned_of(make_plan: MakePlan) -> None:
+    """Bursts cannot be seen in one window that ends early; only repeats that must all pass keep its error small."""
+    told = {
+        repeats: make_plan(load=f'[load]\nconcurrency = [1]\nmeasure = "auto"\nrepeats = {repeats}\n').warnings
+        for repeats in (2, 3)
+    }
+    assert any("set load.repeats = 3" in warning for warning in told[2])
+    assert not any("set load.repeats = 3" in warning for warning in told[3])
+
+
 def test_a_plan_survives_the_way_through_run_json(make_plan: MakePlan) -> None:
     plan = make_plan(
         load='[load]\nrate = [0.5]\nmeasure = { requests = 7 }\nwarmup = "1500ms"\n',
