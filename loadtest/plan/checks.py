@@ -50,7 +50,7 @@ def warnings_of(plan: Plan) -> list[str]:
     if plan.load.measure.auto and plan.load.repeats < AUTO_REPEATS:
         found.append(
             f'load.measure = "auto" with {plan.load.repeats} repeat(s): where slow requests come in bursts, one early '
-            f"end passes wrongly far more often than 1 - confidence; set load.repeats = {AUTO_REPEATS}, each has to pass"
+            f"end passes wrongly far more often than asked; set load.repeats = {AUTO_REPEATS}, each has to pass"
         )
     if any(config.sim is not None for config in plan.config):
         found.append("simulated servers: every result will say SIMULATED and none can be a deploy verdict")
