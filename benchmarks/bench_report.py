@@ -30,7 +30,11 @@ def where(results: Mapping[str, Any], part: str) -> str:
     host = results.get("machine", {}).get(part)
     if not host:
         return "Not measured."
-    busy = " The machine was busy with other work: the figures are provisional." if host["busy_before"] else ""
+    busy = (
+        " The load average before includes the part before this one; where other work ran too, these figures are provisional."
+        if host["busy_before"]
+        else ""
+    )
     return (
         f"{host['utc']} UTC, {host['cpu']}, {host['cores']} cores, kernel {host['kernel']}, Python {host['python']}; "
         f"load average {host['load_average_before']} before, {host['load_average_after']} after.{busy}"
