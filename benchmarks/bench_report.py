@@ -31,7 +31,7 @@ def where(results: Mapping[str, Any], part: str) -> str:
     if not host:
         return "Not measured."
     busy = (
-        " The load average before includes the part before this one; where other work ran too, these figures are provisional."
+        " The load average before includes the part before this one; beside other work they are provisional."
         if host["busy_before"]
         else ""
     )
