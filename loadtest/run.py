@@ -52,7 +52,7 @@ def write_run(
     """Facts, plan and prompts of a new run folder."""
     configs, cells = expanded
     prompt_files, mix_weights = write_prompts(plan, path)  # before run.json: a folder that has one can be resumed
-    run = write_facts(
+    return write_facts(
         path,
         plan_file,
         plan=plan.model_dump(mode="json"),
@@ -63,9 +63,8 @@ def write_run(
         slos=criteria,
         prompt_files=prompt_files,
         mix_weights=mix_weights,
+        warnings=list(plan.warnings),
     )
-    run.update(warnings=list(plan.warnings))
-    return run
 
 
 def drive(run: RunFolder, reporter: Reporter) -> None:

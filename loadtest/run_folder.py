@@ -23,6 +23,7 @@ from loadtest.load.remote import Remote
 from loadtest.model import SCHEMA_VERSION, Cell, ClientSpec, ConfigSpec, Slo, TargetSpec, from_json, to_json
 from loadtest.plan.cells import server_starts
 from loadtest.report.files import write_durably
+from loadtest.server.host import cpu_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +139,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def host_facts() -> dict[str, Any]:
     """Where the load came from."""
-    cpu = ""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        found = re.search(r"^model name\s*:\s*(.*)$", info.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        cpu = found[1] if found else ""
     return {
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpu": cpu,
+        "cpu": cpu_model() or "",
         "cores": os.cpu_count(),
     }
 
@@ -187,6 +183,7 @@ def write_facts(
     slos: list[Slo],
     prompt_files: dict[str, str],
     mix_weights: dict[str, tuple[float, ...]],
+    warnings: list[str],
 ) -> RunFolder:
     """Write the copy of the plan and, last and whole, run.json into a new folder."""
     shutil.copyfile(plan_file, path / "plan.toml")
@@ -207,6 +204,7 @@ def write_facts(
             "slos": to_json(slos),
             "prompt_files": prompt_files,
             "mix_weights": to_json(mix_weights),
+            "warnings": warnings,
             "host": host_facts(),
             "simulated": any(c.sim is not None for c in configs),
             "started_ns": time.time_ns(),

@@ -14,7 +14,7 @@ def host_facts() -> dict[str, Any]:
     """cpu_model, cores (usable by us), cores_online, memory_gib, kernel, system, python. No host name, no address."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "cores": cores,
         "cores_online": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -24,7 +24,8 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
+    """Name of the processor; None where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

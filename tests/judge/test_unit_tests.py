@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pyarrow.parquet as pq
 import pytest
 
@@ -245,7 +246,6 @@ def test_gained_prompts_do_not_hide_lost_ones() -> None:
 def test_verdict_with_unit_tests_is_still_valid(tmp_path: Path) -> None:
     from tests.judge.test_verdict import SCHEMA as VERDICT_SCHEMA
 
-    jsonschema = pytest.importorskip("jsonschema")
     run_dir = coded_run(tmp_path, wrong=1, n=20)
     run_unit_tests(open_run(run_dir), jobs=1)
     verdict = judged(run_dir)
